@@ -1,0 +1,1 @@
+"""The unified reduction IR: what a program is. Imports no torch."""

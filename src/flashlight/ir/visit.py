@@ -1,0 +1,178 @@
+"""Walks over expressions. All are memoised by identity, so shared subtrees cost once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import assert_never
+
+from flashlight.ir.exprs import (
+    Binary,
+    Buffer,
+    Cast,
+    Const,
+    Dim,
+    Expr,
+    Index,
+    Load,
+    Reduce,
+    Select,
+    Size,
+    Unary,
+)
+
+
+def children(expr: Expr) -> tuple[Expr, ...]:
+    """Direct subexpressions, indices of a load included; extents of dims are not."""
+    match expr:
+        case Const() | Size() | Index():
+            return ()
+        case Load(_, index):
+            return index
+        case Unary(_, x) | Cast(x, _) | Reduce(_, _, x):
+            return (x,)
+        case Binary(_, a, b):
+            return (a, b)
+        case Select(c, a, b):
+            return (c, a, b)
+        case _:
+            assert_never(expr)
+
+
+def rebuild(expr: Expr, parts: tuple[Expr, ...]) -> Expr:
+    """`expr` with its direct subexpressions replaced by `parts`."""
+    match expr:
+        case Const() | Size() | Index():
+            return expr
+        case Load(buffer, _):
+            return Load(buffer, parts)
+        case Unary(op, _):
+            return Unary(op, parts[0])
+        case Cast(_, dtype):
+            return Cast(parts[0], dtype)
+        case Reduce(monoid, dims, _):
+            return Reduce(monoid, dims, parts[0])
+        case Binary(op, _, _):
+            return Binary(op, parts[0], parts[1])
+        case Select():
+            return Select(parts[0], parts[1], parts[2])
+        case _:
+            assert_never(expr)
+
+
+def walk(*roots: Expr) -> Iterator[Expr]:
+    """Every distinct subexpression of `roots`, children before parents."""
+    seen: set[Expr] = set()
+    stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(roots)]
+    while stack:
+        expr, expanded = stack.pop()
+        if expr in seen:
+            continue
+        if expanded:
+            seen.add(expr)
+            yield expr
+            continue
+        stack.append((expr, True))
+        stack.extend((child, False) for child in reversed(children(expr)))
+
+
+def rewrite(expr: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
+    """Apply `rule` bottom-up once to every subexpression; None means unchanged."""
+    done: dict[Expr, Expr] = {}
+    for node in walk(expr):
+        parts = children(node)
+        new_parts = tuple(done[p] for p in parts)
+        new = node if new_parts == parts else rebuild(node, new_parts)
+        result = rule(new)
+        done[node] = new if result is None else result
+    return done[expr]
+
+
+@lru_cache(maxsize=200_000)
+def free_dims(expr: Expr) -> frozenset[Dim]:
+    """Dims an expression depends on, bound dims of inner reductions left out."""
+    match expr:
+        case Index(dim):
+            return frozenset((dim,))
+        case Reduce(_, dims, body):
+            return free_dims(body) - frozenset(dims)
+        case _:
+            found: frozenset[Dim] = frozenset()
+            for child in children(expr):
+                found |= free_dims(child)
+            return found
+
+
+def bound_dims(expr: Expr) -> frozenset[Dim]:
+    """Dims that some inner reduction of the expression binds."""
+    return frozenset(d for node in walk(expr) if isinstance(node, Reduce) for d in node.dims)
+
+
+def loads(*roots: Expr) -> tuple[Load, ...]:
+    """Distinct loads, in the order of a walk."""
+    return tuple(node for node in walk(*roots) if isinstance(node, Load))
+
+
+def reads(*roots: Expr) -> frozenset[str]:
+    """Names of the buffers that are read."""
+    return frozenset(node.buffer.name for node in loads(*roots))
+
+
+def substitute(expr: Expr, mapping: Mapping[Dim, Expr]) -> Expr:
+    """Replace dims by integer expressions. A bound dim that a replacement would capture is renamed apart (d, d', d'', ...)."""
+    if not mapping:
+        return expr
+    memo: dict[tuple[Expr, tuple[tuple[Dim, Expr], ...]], Expr] = {}
+
+    def go(node: Expr, m: dict[Dim, Expr]) -> Expr:
+        live = free_dims(node) & m.keys()
+        if not live:
+            return node
+        m = {d: e for d, e in m.items() if d in live}
+        key = (node, tuple(sorted(m.items(), key=lambda item: (item[0].name, id(item[0])))))
+        if key in memo:
+            return memo[key]
+        match node:
+            case Index(dim):
+                result: Expr = m[dim]
+            case Reduce(monoid, dims, body):
+                incoming = frozenset[Dim]().union(*(free_dims(e) for e in m.values()))
+                taken = {d.name for d in incoming | free_dims(node)}
+                renamed: list[Dim] = []
+                inner = dict(m)
+                for dim in dims:
+                    fresh = dim
+                    if dim in incoming:
+                        fresh = Dim(fresh_name(dim.name, taken), dim.extent)
+                        inner[dim] = Index(fresh)
+                    taken.add(fresh.name)
+                    renamed.append(fresh)
+                result = Reduce(monoid, tuple(renamed), go(body, inner))
+            case _:
+                result = rebuild(node, tuple(go(c, m) for c in children(node)))
+        memo[key] = result
+        return result
+
+    return go(expr, dict(mapping))
+
+
+def fresh_name(name: str, taken: set[str] | frozenset[str]) -> str:
+    """`name` with as many primes as it takes to be none of `taken`."""
+    while name in taken:
+        name += "'"
+    return name
+
+
+def replace_loads(expr: Expr, rule: Callable[[Load], Expr | None]) -> Expr:
+    """Rewrite loads only, bottom-up; None keeps a load."""
+    return rewrite(expr, lambda node: rule(node) if isinstance(node, Load) else None)
+
+
+def rename_buffers(expr: Expr, mapping: Mapping[str, Buffer]) -> Expr:
+    """Point loads of the named buffers at other buffers of the same rank."""
+    return replace_loads(
+        expr,
+        lambda load: (
+            Load(mapping[load.buffer.name], load.index) if load.buffer.name in mapping else None
+        ),
+    )
