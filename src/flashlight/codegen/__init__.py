@@ -1,0 +1,1 @@
+"""Tiled program to source."""

@@ -1,0 +1,1 @@
+"""Program to program. Imports no torch."""
