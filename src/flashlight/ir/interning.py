@@ -22,6 +22,7 @@ class Interned(type):
         super().__init__(name, bases, namespace)
         cls._pool = weakref.WeakValueDictionary()
         cls.__reduce__ = _reduce  # type: ignore[assignment]  # so that unpickling goes through the pool
+        cls.__repr__ = _repr  # type: ignore[assignment]  # program text
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         node = super().__call__(*args, **kwargs)
@@ -32,6 +33,12 @@ class Interned(type):
 
 def _reduce(self: Any) -> tuple[type, tuple[Any, ...]]:
     return type(self), tuple(getattr(self, name) for name in self.__match_args__)
+
+
+def _repr(self: Any) -> str:
+    from flashlight.ir.text import print_node  # the printer needs the nodes
+
+    return print_node(self)
 
 
 def _exact(value: Any) -> Any:

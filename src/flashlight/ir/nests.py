@@ -44,6 +44,9 @@ class Nest:
     body: Expr
     origin: Origin | None = field(default=None, compare=False)
 
+    def __repr__(self) -> str:
+        return _text("print_statement", self)
+
     @property
     def buffer(self) -> Buffer:
         return Buffer(self.name, tuple(d.extent for d in self.parallel), self.dtype)
@@ -86,6 +89,9 @@ class Carry:
     shifts: tuple[Shift, ...] = ()
     lower: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return _text("print_carry", self)
+
     @property
     def buffer(self) -> Buffer:
         return Buffer(self.name, tuple(d.extent for d in self.dims), self.dtype)
@@ -100,6 +106,9 @@ class Give:
     dtype: DType
     expr: Expr
     origin: Origin | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        return _text("print_give", self)
 
     @property
     def buffer(self) -> Buffer:
@@ -126,6 +135,9 @@ class Loop:
     kept: tuple[Dim, ...]
     loop: tuple[Dim, ...]
     passes: tuple[Pass, ...]
+
+    def __repr__(self) -> str:
+        return _text("print_statement", self)
 
     @property
     def carries(self) -> tuple[Carry, ...]:
@@ -157,10 +169,8 @@ class Program:
     statements: tuple[Statement, ...]
     outputs: tuple[str, ...]
 
-    def __str__(self) -> str:
-        from flashlight.ir.text import print_program  # the printer needs the nodes
-
-        return print_program(self)
+    def __repr__(self) -> str:
+        return _text("print_program", self)
 
     @property
     def nests(self) -> tuple[Nest, ...]:
@@ -183,3 +193,9 @@ class Program:
 
     def with_statements(self, statements: tuple[Statement, ...]) -> Program:
         return replace(self, statements=statements)
+
+
+def _text(printer: str, node: object) -> str:
+    from flashlight.ir import text  # the printer needs the nodes
+
+    return str(getattr(text, printer)(node))
