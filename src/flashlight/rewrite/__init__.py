@@ -1,1 +1,1 @@
-"""Program to program. Imports no torch."""
+"""Program to program: the passes, one to a file. Imports no torch."""

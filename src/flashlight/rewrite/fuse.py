@@ -1,0 +1,132 @@
+"""Structural fusion: a load of a nest becomes the nest's body (algebra.md, section 3)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flashlight.ir.exprs import Cast, Const, Dim, Expr, Load, Reduce, dtype_of
+from flashlight.ir.monoids import SUM
+from flashlight.ir.nests import Nest, Program
+from flashlight.ir.visit import free_dims, loads, replace_loads, substitute, walk
+from flashlight.rewrite.simplify import simplify
+
+SMALL_CONTRACTION = 64
+"""A contraction over at most so many terms may be recomputed for every element of a dim that it does not depend on."""
+
+
+def fuse(program: Program) -> Program:
+    """Substitute pointwise nests into all readers, and contractions into readers that reduce over one of their dims (demotion).
+
+    Before:
+        program p
+          dim q: 8, k: 8, d: 4, i: 8, j: 8, t: 8
+          input Q: f32[8, 4]
+          input K: f32[8, 4]
+          nest scores (q, k | d) f32: sum Q[q, d] * K[k, d]
+          nest half (i, j) f32: scores[i, j] * 0.5
+          nest peak (t | j) f32: max half[t, j]
+          output peak
+    After:
+        program p
+          dim t: 8, j: 8, d: 4
+          input Q: f32[8, 4]
+          input K: f32[8, 4]
+          nest peak (t | j) f32: max sum(d: Q[t, d] * K[j, d]) * 0.5
+          output peak
+    Legal when: always, for any index map: a reduced dim that the map would capture is renamed apart. Which contractions move is
+    a matter of cost, see `is_demoted`. A 16-bit nest leaves a cast behind, so that `online` can see what was rounded.
+    """
+    outputs = set(program.outputs)
+    done: dict[str, Nest] = {}
+    for nest in program.nests:
+        body = replace_loads(nest.body, lambda load: _pointwise_value(load, done))
+        body = _demote(nest, simplify(body), done, outputs)
+        done[nest.name] = replace(nest, body=simplify(body))
+    return _reachable(program.with_statements(tuple(done.values())))
+
+
+def _pointwise_value(load: Load, done: dict[str, Nest]) -> Expr | None:
+    nest = done.get(load.buffer.name)
+    if nest is None or nest.monoid is not None:
+        return None
+    return value_at(nest, load.index)
+
+
+def value_at(nest: Nest, index: tuple[Expr, ...]) -> Expr:
+    """The expression that a load of `nest` at `index` stands for, with the nest's rounding as a cast."""
+    mapping = dict(zip(nest.parallel, index, strict=True))
+    body: Expr = nest.body
+    if nest.monoid is not None:
+        body = Reduce(nest.monoid, nest.reduced, body)
+    value = substitute(body, mapping)
+    return value if dtype_of(value) is nest.dtype else Cast(value, nest.dtype)
+
+
+def _demote(reader: Nest, body: Expr, done: dict[str, Nest], outputs: set[str]) -> Expr:
+    candidates = [c for c in loads(body) if is_flat_contraction(done.get(c.buffer.name))]
+
+    def rule(load: Load) -> Expr | None:
+        nest = done.get(load.buffer.name)
+        if nest is None or not is_flat_contraction(nest):
+            return None
+        if not is_demoted(nest, load, reader, body, candidates, is_output=nest.name in outputs):
+            return None
+        return value_at(nest, load.index)
+
+    return replace_loads(body, rule)
+
+
+def is_flat_contraction(nest: Nest | None) -> bool:
+    """A sum whose body holds no further reduction and reads no other nest's reduction."""
+    if nest is None or nest.monoid is not SUM or not nest.reduced:
+        return False
+    return not any(isinstance(node, Reduce) for node in walk(nest.body))
+
+
+def is_demoted(
+    nest: Nest,
+    load: Load,
+    reader: Nest,
+    body: Expr,
+    candidates: list[Load],
+    *,
+    is_output: bool,
+) -> bool:
+    """Whether the contraction `nest` is recomputed inside `reader` instead of being stored.
+
+    It is when the reader reduces over a dim on which the element read depends, and nothing is computed twice: every parallel dim
+    of the reader that the element does not depend on is one that no contraction of the reader depends on either (a value's
+    feature dim). A tiny contraction may be computed again. A pointwise reader takes it only where it reads fewer elements than
+    the nest has (a gather, a diagonal).
+    """
+    index_dims = (
+        frozenset[Dim]().union(*(free_dims(i) for i in load.index)) if load.index else frozenset()
+    )
+    if not reader.reduced:
+        return not is_output and len(index_dims) < len(nest.parallel)
+    if not index_dims & set(reader.reduced):
+        return False
+    missing = set(reader.parallel) - index_dims
+    paired = {d for c in candidates for i in c.index for d in free_dims(i)}
+    paired |= {d for node in walk(body) if isinstance(node, Reduce) for d in free_dims(node)}
+    if not missing & paired:
+        return True
+    return all(
+        isinstance(d.extent, Const) and d.extent.value <= SMALL_CONTRACTION for d in nest.reduced
+    )
+
+
+def _reachable(program: Program) -> Program:
+    """Drop nests that no output needs."""
+    by_name = {n.name: n for n in program.nests}
+    needed: set[str] = set()
+    todo = [name for name in program.outputs if name in by_name]
+    while todo:
+        name = todo.pop()
+        if name in needed:
+            continue
+        needed.add(name)
+        todo.extend(
+            load.buffer.name for load in loads(by_name[name].body) if load.buffer.name in by_name
+        )
+    return program.with_statements(tuple(n for n in program.nests if n.name in needed))
