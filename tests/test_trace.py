@@ -1,0 +1,58 @@
+"""The ladder is a superset at every rung, dumps are numbered, and nothing is written when nobody asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flashlight import trace
+
+
+def double(text: str) -> str:
+    return text + "\nmore"
+
+
+def test_silent_without_the_variables(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("FLASHLIGHT_DEBUG", raising=False)
+    monkeypatch.delenv("FLASHLIGHT_DUMP", raising=False)
+    with trace.region("r") as region:
+        assert trace.step("double", double, "program") == "program\nmore"
+    assert region.texts == []
+    assert list(region.seconds) == ["double"]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("level", "expected"), [("1", 0), ("2", 1), ("3", 2), ("4", 3), ("5", 4)])
+def test_each_rung_adds_to_the_one_below(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], level: str, expected: int
+) -> None:
+    monkeypatch.setenv("FLASHLIGHT_DEBUG", level)
+    with trace.region("r"):
+        trace.step("double", double, "program")
+        trace.left("kernel", "source text", suffix="py")
+    trace.applied(double, "a", "b")
+    said = capsys.readouterr().err
+    parts = ["ms", "+more", "source text", "double: a -> b"]
+    assert [p in said for p in parts] == [i < expected for i in range(4)]
+
+
+def test_a_wrong_level_is_no_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHLIGHT_DEBUG", "loud")
+    assert trace.level() == 0
+
+
+def test_dumps_are_numbered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FLASHLIGHT_DUMP", str(tmp_path))
+    with trace.region("region0"):
+        trace.left("lifted", "program p")
+        trace.step("double", double, "program p")
+        trace.left("kernel", "int x;", suffix="cpp")
+    folder = tmp_path / "region0"
+    names = ["00_lifted.ir", "01_double.ir", "02_kernel.cpp"]
+    assert sorted(p.name for p in folder.iterdir()) == [*names, "summary.json"]
+    assert (folder / "01_double.ir").read_text() == "program p\nmore\n"
+    assert json.loads((folder / "summary.json").read_text())["files"] == names
