@@ -1,0 +1,65 @@
+"""Split keys: the two loops mean what the one did, and what cannot be cut says why."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flashlight.ir.execute import execute_tiled
+from flashlight.ir.interpret import interpret
+from flashlight.ir.text import parse_program
+from flashlight.rewrite.split_keys import parts_for, split_keys, why_not_split
+
+DECODE = """
+program decode
+  size S
+  dim q: 3, k: S, e: 4
+  input X: f32[3, S]
+  input V: f32[S, 4]
+  loop (q | k)
+    carry m (q) f32: max X[q, k]
+    carry l (q) f32: sum exp(X[q, k] - ~m) moves exp(-m)
+    carry A (q, e) f32: sum exp(X[q, k] - ~m) * V[k, e] moves exp(-m)
+    give y (q, e) f32 = A / l
+    give lse (q) f32 = log(l) + m
+  output y, lse
+"""
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize("length", [1, 127, 128, 300, 700])
+def test_parts_merge_to_the_whole(parts: int, length: int) -> None:
+    program = parse_program(DECODE)
+    cut = split_keys(program, program.loops[0], parts)
+    assert len(cut.loops) == 2
+    rng = np.random.default_rng(length)
+    x = rng.normal(size=(3, length)) * 50
+    x[1] = -np.inf  # a dead row is NaN, in either form
+    x[2, : length // 2] = -np.inf  # a part without a live key
+    inputs = {"X": x, "V": rng.normal(size=(length, 4))}
+    for run in (interpret, lambda p, i: execute_tiled(p, i, 32, 1)):
+        got, expected = run(cut, inputs), interpret(program, inputs)
+        for name in expected:
+            np.testing.assert_allclose(got[name], expected[name], rtol=1e-9, atol=1e-12)
+
+
+def test_what_cannot_be_cut_says_why() -> None:
+    variance = parse_program("""
+program variance
+  dim q: 2, k: 8
+  input X: f32[2, 8]
+  loop (q | k)
+    carry S (q) f32: sum X[q, k]
+    carry c (q) f32: sum 1.0
+    carry A1 (q) f32: sum X[q, k] - ~(S / c) shift S / c over c
+    give y (q) f32 = A1
+  output y
+""")
+    assert "shifts" in (why_not_split(variance.loops[0]) or "")
+
+
+def test_parts_fill_the_device_and_stay_long() -> None:
+    assert parts_for(rows=1000, length=16384, units=132) == 1
+    assert parts_for(rows=8, length=16384, units=132) == 33
+    assert parts_for(rows=1, length=1024, units=132) == 4
+    assert parts_for(rows=1, length=300, units=132) == 1
