@@ -51,7 +51,7 @@ program variance
   loop (q | k)
     carry S (q) f32: sum X[q, k]
     carry c (q) f32: sum 1.0
-    carry A1 (q) f32: sum X[q, k] - ~(S / c) shift S / c over c
+    carry A1 (q) f32: sum X[q, k] - ~(S / c) moves shift S / c over c
     give y (q) f32 = A1
   output y
 """)
