@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from flashlight.ir.exprs import Dim, Expr, Index, Load, anchor
+from flashlight.ir.exprs import Dim, Expr, Index, Load, anchor, anchored_addends
 from flashlight.ir.interpret import (
     EXACT,
     SINGLE,
@@ -25,7 +25,7 @@ from flashlight.ir.interpret import (
     integer,
     prepare_inputs,
 )
-from flashlight.ir.nests import Carry, Loop, Nest, Pass, Program
+from flashlight.ir.nests import Carry, Loop, Nest, Pass, Program, Shift
 from flashlight.ir.printer import statement_dims
 from flashlight.ir.visit import replace_loads, substitute
 
@@ -86,7 +86,7 @@ class _LoopRun:
         self.sizes = sizes
         self.arithmetic = arithmetic
         passes = tuple(
-            Pass(tuple(_with_gives_inlined(c, p) for c in p.carries), p.gives) for p in loop.passes
+            Pass(tuple(inline_gives(c, p) for c in p.carries), p.gives) for p in loop.passes
         )
         self.passes = passes
         renamed = statement_dims(Loop(loop.kept, loop.loop, passes))
@@ -189,11 +189,11 @@ class _LoopRun:
         """Sum over subsets of the shifts: the changes of those outside times the carry with only those inside."""
         lower = lower_carries(carry, carries)
         values = [s.value for s in carry.shifts]
-        change = [new.value(anchor(v)) - old.value(anchor(v)) for v in values]
+        change = [new.value(v) - old.value(v) for v in values]
         total = old.value(_own(carry))
         for count in range(len(values)):
             for inside in itertools.combinations(range(len(values)), count):
-                term = old.value(_own(lower[_multiset(values[i] for i in inside)]))
+                term = old.value(_own(lower[multiset(values[i] for i in inside)]))
                 for i in range(len(values)):
                     if i not in inside:
                         term = change[i] * term
@@ -257,10 +257,10 @@ def lower_carries(
 ) -> dict[frozenset[tuple[Expr, int]], Carry]:
     """For each proper sub-multiset of the shifts, the carry that holds the sum with only these."""
     named = [c for c in carries if c.name in carry.lower]
-    return {_multiset(s.value for s in c.shifts): c for c in named}
+    return {multiset(s.value for s in c.shifts): c for c in named}
 
 
-def _multiset(values: Iterable[Expr]) -> frozenset[tuple[Expr, int]]:
+def multiset(values: Iterable[Expr]) -> frozenset[tuple[Expr, int]]:
     return frozenset(Counter(values).items())
 
 
@@ -293,8 +293,8 @@ def _better(carry: Carry, a: tuple[Array, Array], b: tuple[Array, Array]) -> tup
     return np.where(second, y, x), np.where(second, j, i)
 
 
-def _with_gives_inlined(carry: Carry, part: Pass) -> Carry:
-    """A carry that reads running values of gives, as one that reads carries only."""
+def inline_gives(carry: Carry, part: Pass) -> Carry:
+    """A carry that reads running values of gives, as one that reads carries only; its shifts are anchored."""
     gives = {g.name: g for g in part.gives}
 
     def expand(load: Load) -> Expr | None:
@@ -304,10 +304,9 @@ def _with_gives_inlined(carry: Carry, part: Pass) -> Carry:
         return inlined(substitute(give.expr, dict(zip(give.dims, load.index, strict=True))))
 
     def inlined(expr: Expr) -> Expr:
-        return replace_loads(expr, expand)
+        return replace_loads(expr, expand) if gives else expr
 
-    if not gives:
-        return carry
+    shifts = tuple(Shift(inlined(anchored_addends(s.value))) for s in carry.shifts)
     return Carry(
         carry.name,
         carry.dims,
@@ -315,6 +314,6 @@ def _with_gives_inlined(carry: Carry, part: Pass) -> Carry:
         carry.monoid,
         inlined(carry.body),
         tuple(inlined(w) for w in carry.weight),
-        tuple(type(s)(inlined(s.value)) for s in carry.shifts),
+        shifts,
         carry.lower,
     )

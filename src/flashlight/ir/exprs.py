@@ -209,6 +209,19 @@ def anchor(x: Expr) -> Expr:
     return Unary("anchor", x)
 
 
+def anchored_addends(value: Expr) -> Expr:
+    """The reference of a shift: every addend of `value` anchored on its own, since ~(a + b) is not ~a + ~b where one is infinite."""
+    match value:
+        case Binary("add" | "sub" as op, a, b):
+            return Binary(op, anchored_addends(a), anchored_addends(b))
+        case Unary("neg", x):
+            return Unary("neg", anchored_addends(x))
+        case Unary("anchor", _):
+            return value
+        case _:
+            return anchor(value)
+
+
 NEG_INF = Const(-math.inf, DType.F32)
 ZERO = Const(0, DType.I64)
 ONE = Const(1, DType.I64)

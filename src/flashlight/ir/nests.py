@@ -54,11 +54,11 @@ class Nest:
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """`moves value over lower`: the carry holds a product of factors (u + ~value) and changes affinely with `value`.
+    """One factor (u + ~value) of a carry's body, which changes affinely with `value`: `moves shift value over lower`.
 
     Attributes:
-        value: the row expression v whose running value is the reference; it reads carries of the same loop.
-        over: names of the carries that hold this carry's sum without some of its shifts, see `Carry.lower`.
+        value: the row expression v whose running value is the reference; it reads carries of the same loop. Its addends are anchored
+            one by one, in the body and in the move (`exprs.anchored_addends`).
     """
 
     value: Expr
