@@ -1,0 +1,93 @@
+"""What eager rounds to 16 bits, and what may therefore be rearranged (algebra.md, section 7).
+
+Casts of floats are kept in programs up to `online`: they say which values eager rounds. The algebra has no use for them
+beyond that, so they are read here and stripped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from flashlight.ir.dtypes import DType
+from flashlight.ir.exprs import Binary, Cast, Dim, Expr, Load, Select, Unary, dtype_of
+from flashlight.ir.visit import free_dims, rewrite, walk
+
+SIXTEEN = (DType.F16, DType.BF16)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What the casts of a nest's body say, asked of the body without its casts.
+
+    Attributes:
+        dot: the 16-bit type of a dot's operands, or None where the nest is no 16-bit dot.
+        rounded: stripped addends and factors that eager rounds to 16 bits (or loads in 16 bits).
+    """
+
+    dot: DType | None
+    rounded: frozenset[Expr]
+
+    def is_rounded(self, expr: Expr) -> bool:
+        """Whether eager has `expr`, up to sign and factors of it, in 16 bits."""
+        return expr in self.rounded or any(f in self.rounded for f in _chain(expr))
+
+
+NO_ROUNDING = Rounding(None, frozenset())
+
+
+def strip_casts(expr: Expr) -> Expr:
+    """Without conversions between floats that are computed in the same type; others mean something."""
+    return rewrite(expr, _without_cast)
+
+
+def _without_cast(expr: Expr) -> Expr | None:
+    if not isinstance(expr, Cast) or not expr.dtype.is_float:
+        return None
+    source = dtype_of(expr.x)
+    if source.is_float and source.compute is expr.dtype.compute:
+        return expr.x
+    return None
+
+
+def read_rounding(body: Expr, reduced: frozenset[Dim]) -> Rounding:
+    """Which parts of a sum's body eager rounds to 16 bits, and whether the sum is a dot of 16-bit operands."""
+    rounded = {
+        strip_casts(node)
+        for node in walk(body)
+        if (isinstance(node, Cast) and node.dtype in SIXTEEN)
+        or (isinstance(node, Load) and node.buffer.dtype in SIXTEEN)
+    }
+    return Rounding(_dot_type(body, reduced), frozenset(rounded))
+
+
+def _dot_type(body: Expr, reduced: frozenset[Dim]) -> DType | None:
+    """The operands' type if the body is a product of two 16-bit factors over different dims, both of which are reduced."""
+    factors = [f for f in _chain(body) if dtype_of(f) in SIXTEEN and free_dims(f) & reduced]
+    for i, a in enumerate(factors):
+        for b in factors[i + 1 :]:
+            if free_dims(a) - free_dims(b) and free_dims(b) - free_dims(a):
+                return dtype_of(a)
+    return None
+
+
+def _chain(expr: Expr) -> Iterator[Expr]:
+    """Factors of a product; casts, signs and guards are looked through, but not the 16-bit casts themselves."""
+    match expr:
+        case Binary("mul", a, b):
+            yield from _chain(a)
+            yield from _chain(b)
+        case Binary("div", a, _) | Unary("neg", a):
+            yield from _chain(a)
+        case Cast(x, dtype) if dtype.is_float and dtype not in SIXTEEN:
+            yield from _chain(x)
+        case Select(_, a, b) if not _is_zero(b) or not _is_zero(a):
+            yield expr
+            if _is_zero(b):
+                yield from _chain(a)
+        case _:
+            yield expr
+
+
+def _is_zero(expr: Expr) -> bool:
+    return getattr(expr, "value", None) == 0

@@ -1,0 +1,137 @@
+"""References: which row value each exponential weight is kept relative to while the loop runs.
+
+A sum of exp(u + w) * r equals exp(w - rho) times the sum of exp(u + rho) * r for any rho that is constant in the loop, so rho is
+ours to choose: minus the maximum of u, which bounds every factor on the way. What eager's w differs by comes back as a row scalar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flashlight.ir.exprs import (
+    Binary,
+    Expr,
+    Unary,
+    add,
+    anchor,
+    const,
+    dtype_of,
+    exp,
+    is_literal,
+    neg,
+    sub,
+)
+from flashlight.ir.visit import rewrite
+from flashlight.rewrite.factor import sum_of
+from flashlight.rewrite.terms import Exponent, Term, Weight
+
+
+@dataclass(frozen=True)
+class Correction:
+    """exp(w - ~rho): what the carry lacks.
+
+    Attributes:
+        factor: the row scalar.
+        is_exact: whether w is rho, so that the factor is 1 wherever rho is finite.
+        exponents: the varying exponents the reference bounds.
+    """
+
+    factor: Expr
+    is_exact: bool
+    exponents: frozenset[Exponent]
+
+
+@dataclass(frozen=True)
+class References:
+    """A term with its references chosen.
+
+    Attributes:
+        rest: the varying part, references in place.
+        moving: rho of every weight, atom by atom.
+        corrections: one for each weight.
+        coefs: exp(w) of weights without a varying exponent.
+    """
+
+    rest: Expr | None
+    moving: tuple[Expr, ...]
+    corrections: tuple[Correction, ...]
+    coefs: tuple[Expr, ...]
+
+
+def choose_references(
+    term: Term,
+    maximum: Callable[[Expr, Expr | None], Expr],
+    is_running: Callable[[Expr], bool],
+) -> References:
+    """Choose minus the maximum of the exponents for every weight.
+
+    Args:
+        term: the term.
+        maximum: the row maximum of an exponent under its guard, as an expression on carries.
+        is_running: whether an expression on carries changes during the pass.
+    """
+    exponents: dict[Expr, dict[Exponent, None]] = {}
+    for w in term.weights:
+        exponents.setdefault(w.slot, {}).update(dict.fromkeys(w.exponents))
+    peaks: dict[Expr, Expr] = {}
+    for slot, found in exponents.items():
+        if all(is_literal(x.u, 0) for x in found):
+            continue
+        peak: Expr | None = None
+        for x in found:
+            top = x.u if is_literal(x.u, 0) else maximum(x.u, x.guard)
+            if peak is None:
+                peak = top
+            elif top is not peak:
+                peak = Binary("max", peak, top)
+        assert peak is not None
+        peaks[slot] = peak
+    lone = [w for w in term.weights if w.slot not in peaks]
+    moved = [w for w in term.weights if w.slot in peaks]
+    return References(
+        rest=None if term.rest is None else _filled(term.rest, peaks, {w.slot for w in lone}),
+        moving=tuple(neg(peaks[w.slot]) for w in moved if is_running(peaks[w.slot])),
+        corrections=tuple(
+            _correction(w, peaks[w.slot], frozenset(exponents[w.slot])) for w in moved
+        ),
+        coefs=tuple(exp(sum_of([_signed(p) for p in w.parts])) for w in lone),
+    )
+
+
+def _filled(rest: Expr, peaks: dict[Expr, Expr], lone: set[Expr]) -> Expr | None:
+    """`rest` with exp(u + slot) as exp(u - ~peak), and exp(slot) of a lone weight dropped."""
+    one = const(1, dtype_of(rest).compute)
+
+    def rule(node: Expr) -> Expr | None:
+        match node:
+            case Unary("exp", slot) if slot in lone:
+                return one
+            case Binary("mul", a, b) if a is one or b is one:
+                return b if a is one else a
+            case Binary("add", a, Unary("neg", Unary("anchor", _) as b)):
+                return sub(a, b)
+            case _ if node in peaks:
+                return neg(anchor(peaks[node]))
+            case _:
+                return None
+
+    filled = rewrite(rest, rule)
+    return None if filled is one else filled
+
+
+def _correction(w: Weight, peak: Expr, exponents: frozenset[Exponent]) -> Correction:
+    """exp(-rho_anchored + w), w's addends one by one: rho's own first, so that large numbers cancel before small ones come."""
+    parts = list(w.parts)
+    total: Expr = anchor(peak)
+    if neg(peak) in parts:
+        parts.remove(neg(peak))
+        total = sub(total, peak)
+    for p in parts:
+        minus, x = _signed(p)
+        total = sub(total, x) if minus else add(total, x)
+    return Correction(exp(total), not parts, exponents)
+
+
+def _signed(x: Expr) -> tuple[bool, Expr]:
+    return (True, x.x) if isinstance(x, Unary) and x.op == "neg" else (False, x)
