@@ -33,7 +33,7 @@ INFIX = {
     "pow": ("**", 8),
 }  # fmt: skip
 PREFIX = {"neg": "-", "anchor": "~", "not": "!"}
-COMPARE, PREFIXED, POWER, ATOM = 1, 7, 8, 9
+COMPARE, ADDITIVE, PREFIXED, POWER, ATOM = 1, 5, 7, 8, 9
 
 # A shared subterm is named when its text is longer than this; a lone one when it nests deeper than this.
 _SHARED_LENGTH = 20
@@ -273,8 +273,10 @@ class _Writer:
                 if op not in INFIX:
                     return f"{op}({self._at(a, 0)}, {self._at(b, 0)})", ATOM
                 symbol, level = INFIX[op]
-                left = level + 1 if level in (COMPARE, POWER) else level
-                return f"{self._at(a, left)} {symbol} {self._at(b, level + 1)}", level
+                # `a < (b & c)`: languages differ in which binds tighter
+                right = ADDITIVE if level == COMPARE else level + 1
+                left = right if level in (COMPARE, POWER) else level
+                return f"{self._at(a, left)} {symbol} {self._at(b, right)}", level
             case Select(c, a, b):
                 return f"where({self._at(c, 0)}, {self._at(a, 0)}, {self._at(b, 0)})", ATOM
             case Cast(x, dtype):
