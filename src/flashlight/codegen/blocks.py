@@ -137,8 +137,9 @@ class Compute:
     """`result` = `op` of the arguments, element by element.
 
     `op` is an operator of `ir.exprs` (UNARY or BINARY, with its meaning there: min and max propagate NaN, floordiv and mod
-    floor), or "select" (condition, a, b), "fma" (a * b + c), "cast" (to result.dtype), "maxnum"/"minnum" (the number where one
-    operand is NaN; used where NaN is known to reach the result by another way or not at all).
+    floor), or "select" (condition, a, b), "fma" (a * b + c), "cast" (to result.dtype), "maxnum"/"minnum" (either operand where one
+    is NaN; used where NaN is known to reach the result by another way or not at all), "quotient"/"remainder" (floordiv and mod
+    of integers known not to be negative, so that truncation will do).
     The arguments have one dtype, except for select's condition and for casts; comparisons yield bools.
 
     Attributes:
@@ -295,6 +296,8 @@ class Kernel:
         sizes: symbolic sizes that the body or the grid reads.
         reads, writes: buffers, in order of parameters; shapes may mention sizes. Strides are known at launch only.
         body: the whole of one program instance.
+        group: grid points whose row tiles are interleaved, so that the first tiles of all of them run before the second ones: the
+            linear order is (group of outer points, row tile, point in the group). 1: all tiles of a point are neighbours.
     """
 
     name: str
@@ -304,6 +307,7 @@ class Kernel:
     reads: tuple[Buffer, ...]
     writes: tuple[Buffer, ...]
     body: Block
+    group: int = 1
 
     def __str__(self) -> str:
         return "\n".join(_print_kernel(self))

@@ -1,0 +1,227 @@
+"""Prepare a loop's expressions for tiles: exponentials to base two, scales out of maxima, anchors on the inside.
+
+`exp(c * x - ~m)` with `m = max(c * x)` costs one multiply-add and one exp2 per element if the maximum is taken of x and the scale
+c * log2(e) stays outside. All rewrites here keep values up to rounding, and keep NaN and infinities where they are:
+a factor leaves a maximum only if it is positive, finite and free of the loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from flashlight.ir.dtypes import DType
+from flashlight.ir.exprs import (
+    Binary,
+    Cast,
+    Const,
+    Dim,
+    Expr,
+    Load,
+    Reduce,
+    Select,
+    Size,
+    Unary,
+    anchor,
+    dtype_of,
+    mul,
+    neg,
+    sub,
+)
+from flashlight.ir.monoids import MAX, MIN, SUM
+from flashlight.ir.nests import Carry, Give, Loop, Pass, Shift
+from flashlight.ir.visit import free_dims, replace_loads, rewrite
+
+LOG2_E = 1.4426950408889634
+
+
+def prepare(loop: Loop) -> Loop:
+    """The loop with positive scales pulled out of its max and min carries and squares spelled as products."""
+    scales: dict[str, Expr] = {}
+    passes = []
+    for p in loop.passes:
+        carries = []
+        for c in p.carries:
+            carry = _with_scales(c, scales)
+            if c.monoid in (MAX, MIN) and c.dtype is DType.F32:
+                scale, rest = scale_of(carry.body, frozenset(loop.loop))
+                if scale is not None:
+                    scales[c.name] = scale
+                    carry = replace(carry, body=rest)
+            carries.append(carry)
+        gives = tuple(_give_with_scales(g, scales) for g in p.gives)
+        passes.append(Pass(tuple(carries), gives))
+    return replace(loop, passes=tuple(passes))
+
+
+def _with_scales(carry: Carry, scales: Mapping[str, Expr]) -> Carry:
+    return replace(
+        carry,
+        body=_normal(carry.body, scales),
+        weight=tuple(_normal(w, scales) for w in carry.weight),
+        shifts=tuple(Shift(_normal(s.value, scales)) for s in carry.shifts),
+    )
+
+
+def _give_with_scales(give: Give, scales: Mapping[str, Expr]) -> Give:
+    return replace(give, expr=_normal(give.expr, scales))
+
+
+def _normal(expr: Expr, scales: Mapping[str, Expr]) -> Expr:
+    """Loads of scaled carries as scale * carry, anchors pushed inside, small powers as products."""
+
+    def scaled_load(load: Load) -> Expr | None:
+        scale = scales.get(load.buffer.name)
+        return None if scale is None else mul(load, scale)
+
+    return rewrite(replace_loads(expr, scaled_load), _rule)
+
+
+def _rule(expr: Expr) -> Expr | None:
+    match expr:
+        case Unary("anchor", x):
+            inner = anchored(x)
+            return None if inner is expr else inner
+        case Binary("pow", x, Const(value, _)) if value in (1, 2, 3, 4) and dtype_of(x).is_float:
+            product = x
+            for _ in range(int(value) - 1):
+                product = mul(product, x)
+            return product
+        case _:
+            return None
+
+
+def anchored(expr: Expr) -> Expr:
+    """~expr, with negations and finite positive factors outside: ~(-x) is -~x, ~(c * x) is c * ~x."""
+    match expr:
+        case Unary("neg", x):
+            return neg(anchored(x))
+        case Binary("mul", a, b) if is_positive(b):
+            return mul(anchored(a), b)
+        case Unary("anchor", _):
+            return expr
+        case _:
+            return anchor(expr)
+
+
+def is_positive(expr: Expr) -> bool:
+    """Whether a factor is proved positive and finite: built of positive constants and sizes."""
+    match expr:
+        case Const(value, dtype):
+            return dtype is not DType.BOOL and 0 < value < math.inf
+        case Size():
+            return True
+        case Cast(x, dtype):
+            return dtype.is_float and is_positive(x)
+        case Binary("mul" | "div" | "add", a, b):
+            return is_positive(a) and is_positive(b)
+        case Binary("pow", a, Const()):
+            return is_positive(a)
+        case Unary("sqrt" | "rsqrt" | "reciprocal", x):
+            return is_positive(x)
+        case _:
+            return False
+
+
+def scale_of(expr: Expr, loop: frozenset[Dim]) -> tuple[Expr | None, Expr]:
+    """(c, x) with expr = c * x and c positive, finite and free of the loop; c is None where there is none."""
+    match expr:
+        case Binary("mul", a, b):
+            for x, c in ((a, b), (b, a)):
+                if is_positive(c) and _is_f32(c):
+                    inner, rest = scale_of(x, loop)
+                    return (c if inner is None else _product(inner, c)), rest
+            for x, other in ((a, b), (b, a)):
+                if not free_dims(other) & loop:
+                    inner, rest = scale_of(x, loop)
+                    if inner is not None:
+                        return inner, mul(rest, other)
+            return None, expr
+        case Binary("div", a, b) if is_positive(b) and _is_f32(b):
+            inner, rest = scale_of(a, loop)
+            inverse = (
+                Const(1.0 / b.value, DType.F32) if isinstance(b, Const) else Unary("reciprocal", b)
+            )
+            return (inverse if inner is None else _product(inner, inverse)), rest
+        case Select(condition, a, b):
+            for x, y, swapped in ((a, b, False), (b, a, True)):
+                if _scale_free(y):
+                    inner, rest = scale_of(x, loop)
+                    if inner is None:
+                        return None, expr
+                    return inner, Select(condition, y, rest) if swapped else Select(
+                        condition, rest, y
+                    )
+            return None, expr
+        case Binary(("add" | "sub") as op, a, b):
+            if _scale_free(b):
+                inner, rest = scale_of(a, loop)
+                return (None, expr) if inner is None else (inner, Binary(op, rest, b))
+            if _scale_free(a):
+                inner, rest = scale_of(b, loop)
+                return (None, expr) if inner is None else (inner, Binary(op, a, rest))
+            return None, expr
+        case Reduce(monoid, dims, body) if monoid in (SUM, MAX, MIN):
+            inner, rest = scale_of(body, loop | frozenset(dims))
+            return (None, expr) if inner is None else (inner, Reduce(monoid, dims, rest))
+        case _:
+            return None, expr
+
+
+def _is_f32(expr: Expr) -> bool:
+    return dtype_of(expr) is DType.F32
+
+
+def _scale_free(expr: Expr) -> bool:
+    """Whether c * expr is expr for every positive finite c."""
+    match expr:
+        case Const(value, _):
+            return value == 0 or math.isinf(value)
+        case Select(_, a, b):
+            return _scale_free(a) and _scale_free(b)
+        case _:
+            return False
+
+
+def _product(a: Expr, b: Expr) -> Expr:
+    if isinstance(a, Const) and isinstance(b, Const):
+        return Const(float(a.value) * float(b.value), DType.F32)
+    return mul(a, b)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Multiplies expressions by a constant, merging it into factors that are cheap to change.
+
+    Attributes:
+        factor: the constant.
+        loop: dims a cheap factor must be free of.
+    """
+
+    factor: float
+    loop: frozenset[Dim]
+
+    def __call__(self, expr: Expr) -> Expr:
+        """factor * expr."""
+        match expr:
+            case Const(value, dtype):
+                return Const(float(value) * self.factor, dtype if dtype.is_float else DType.F32)
+            case Unary("neg", x):
+                return neg(self(x))
+            case Binary("add", a, b):
+                return Binary("add", self(a), self(b)) if self._both(a, b) else self._plain(expr)
+            case Binary("sub", a, b):
+                return sub(self(a), self(b)) if self._both(a, b) else self._plain(expr)
+            case _:
+                return self._plain(expr)
+
+    def _both(self, a: Expr, b: Expr) -> bool:
+        """Whether a sum is worth distributing over: one side is free of the loop, so its product leaves the loop."""
+        return not free_dims(a) & self.loop or not free_dims(b) & self.loop
+
+    def _plain(self, expr: Expr) -> Expr:
+        scale, rest = scale_of(expr, self.loop)
+        if scale is None:
+            return mul(expr, Const(self.factor, DType.F32))
+        return mul(rest, _product(scale, Const(self.factor, DType.F32)))

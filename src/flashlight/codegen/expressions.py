@@ -1,0 +1,636 @@
+"""Scalar expressions to tile operations, contractions among them recognised by the free dims of their factors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flashlight.codegen.blocks import Axis, Value
+from flashlight.codegen.builder import Builder, unsupported
+from flashlight.codegen.exponents import LOG2_E, Scaled
+from flashlight.codegen.places import Place, Places, fits_i32, interval
+from flashlight.ir.dtypes import DType, promote
+from flashlight.ir.exprs import (
+    COMPARISONS,
+    LOGICAL,
+    Binary,
+    Cast,
+    Const,
+    Dim,
+    Expr,
+    Index,
+    Load,
+    Reduce,
+    Select,
+    Size,
+    Unary,
+    dtype_of,
+    is_literal,
+)
+from flashlight.ir.monoids import SUM, Monoid
+from flashlight.ir.visit import free_dims, loads, substitute
+from flashlight.rewrite.tile import power_of_two
+
+WIDEST = 256  # a longer dim is contracted in chunks
+_CHUNK = 128
+_UNROLLED = 16  # iterations of an elementwise reduction that are written out
+_TILE_ELEMENTS = 16384  # an elementwise tile with a third axis may have so many elements
+_FAST = ("tanh",)
+
+
+@dataclass
+class Context:
+    """What an expression is lowered in.
+
+    Attributes:
+        places: where dims are.
+        carried: values of carries and gives of the same loop, by name, with their dims.
+        facts: conditions known to hold here.
+    """
+
+    places: Places
+    carried: Mapping[str, tuple[tuple[Dim, ...], Value]]
+    facts: frozenset[Expr] = frozenset()
+    memo: dict[tuple[Expr, bool], Value] = field(default_factory=dict)
+
+    def extended(
+        self,
+        *,
+        places: Places | None = None,
+        carried: Mapping[str, tuple[tuple[Dim, ...], Value]] | None = None,
+        facts: frozenset[Expr] | None = None,
+    ) -> Context:
+        return Context(
+            self.places if places is None else places,
+            self.carried if carried is None else carried,
+            self.facts if facts is None else facts,
+        )
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A factor of a product, or a divisor."""
+
+    expr: Expr
+    divides: bool = False
+
+
+class Expressions:
+    """Lowers expressions into a builder.
+
+    Attributes:
+        builder: receives the operations.
+        whole: the axis and padding of small dims, made on demand.
+        base2: exponentials become exp2 of a scaled argument.
+        fast: approximations of tanh and the like will do.
+        loop: the loop dims (a factor free of them is cheap to scale).
+    """
+
+    def __init__(
+        self, builder: Builder, loop: frozenset[Dim], *, fast: bool, pads_dots: int = 16
+    ) -> None:
+        self.builder = builder
+        self.loop = loop
+        self.fast = fast
+        self.pads_dots = pads_dots
+        self._axes: dict[tuple[Dim, ...], Axis] = {}
+        self.scaled = Scaled(LOG2_E, loop)
+
+    # -- Whole dims.
+
+    def whole_axis(self, dims: tuple[Dim, ...]) -> Axis:
+        """The axis on which small dims lie entirely, several of them padded one by one and linearised."""
+        if dims not in self._axes:
+            block = 1
+            for d in dims:
+                block *= power_of_two(constant_extent(d))
+            name = self.builder.name("_".join(d.name for d in dims))
+            axis = Axis(name, "whole", max(block, self.pads_dots), dims)
+            self._axes[dims] = self.builder.axis(axis)
+        return self._axes[dims]
+
+    def bind_whole(self, places: Places, dims: tuple[Dim, ...]) -> Axis:
+        """Place small dims on their axis."""
+        axis = self.whole_axis(dims)
+        b = self.builder
+        if len(dims) == 1:
+            tail = axis.block != constant_extent(dims[0])
+            places.bind(dims[0], Place(axis, tail=tail))
+            places.bind_ok(axis, self._below(b.positions(axis), dims[0]) if tail else None)
+            return axis
+        position = b.positions(axis)
+        ok: Value | None = None
+        exact = axis.block == math.prod(constant_extent(d) for d in dims)
+        remaining = position
+        for d in reversed(dims):
+            pad = b.constant(power_of_two(constant_extent(d)), DType.I32)
+            last = d is dims[0]
+            at = remaining if last else b.compute("remainder", remaining, pad, hint=f"{d.name}_at")
+            remaining = remaining if last else b.compute("quotient", remaining, pad)
+            places.bind(d, Place(axis, at=at, tail=not exact))
+            if not exact:
+                inside = self._below(at, d)
+                ok = inside if ok is None else b.compute("and", ok, inside)
+        places.bind_ok(axis, ok)
+        return axis
+
+    def _below(self, at: Value, dim: Dim) -> Value:
+        extent = self.builder.constant(constant_extent(dim), DType.I32)
+        return self.builder.compute("lt", at, extent, hint=f"{dim.name}_ok")
+
+    # -- Expressions.
+
+    def value(self, expr: Expr, ctx: Context, guarded: bool = False) -> Value:
+        """The tile (or scalar) of an expression. Index arithmetic is i32 where that provably suffices."""
+        key = (expr, guarded)
+        found = ctx.memo.get(key)
+        if found is None:
+            if expr in ctx.facts:
+                found = self.builder.constant(True, DType.BOOL)
+            else:
+                found = self._value(expr, ctx, guarded)
+            ctx.memo[key] = found
+        return found
+
+    def _value(self, expr: Expr, ctx: Context, guarded: bool) -> Value:
+        b = self.builder
+        match expr:
+            case Const(value, dtype):
+                if dtype is DType.I64 and fits_i32(expr):
+                    dtype = DType.I32
+                return b.constant(value, dtype)
+            case Size():
+                return b.size(expr)
+            case Index(dim):
+                return ctx.places.position(dim)
+            case Load():
+                return self._load(expr, ctx, guarded)
+            case Cast(x, dtype):
+                return self._cast(x, dtype, ctx, guarded)
+            case Select(condition, a, c):
+                return self._select(expr, condition, a, c, ctx, guarded)
+            case Unary(op, x):
+                return self._unary(expr, op, x, ctx, guarded)
+            case Binary():
+                return self._binary(expr, ctx, guarded)
+            case Reduce():
+                return self._reduce(expr, ctx, guarded)
+
+    def typed(self, expr: Expr, dtype: DType, ctx: Context, guarded: bool = False) -> Value:
+        """The value of an expression, cast."""
+        return self.builder.cast(self.value(expr, ctx, guarded), dtype)
+
+    def _load(self, load: Load, ctx: Context, guarded: bool) -> Value:
+        if load.buffer.name in ctx.carried:
+            return self._carried(load, ctx)
+        index, masks = [], []
+        for position, extent in zip(load.index, load.buffer.shape, strict=True):
+            subscript, needed = ctx.places.subscript(
+                position, extent, guarded, lambda e: self.typed_index(e, ctx, guarded)
+            )
+            index.append(subscript)
+            masks += [m for m in needed if m not in masks]
+        return self.builder.fetch(load.buffer, tuple(index), tuple(masks))
+
+    def typed_index(self, expr: Expr, ctx: Context, guarded: bool) -> Value:
+        """An integer expression used as a position along an axis (which is below 2^31)."""
+        return self.builder.cast(self.value(expr, ctx, guarded), DType.I32)
+
+    def _carried(self, load: Load, ctx: Context) -> Value:
+        dims, value = ctx.carried[load.buffer.name]
+        here = tuple(i.dim if isinstance(i, Index) else None for i in load.index)
+        if here != dims:
+            raise unsupported(f"'{load.buffer.name}' is read at another index than its own")
+        return value
+
+    def _cast(self, x: Expr, dtype: DType, ctx: Context, guarded: bool) -> Value:
+        b = self.builder
+        value = self.value(x, ctx, guarded)
+        if dtype is DType.I64 and value.dtype.is_int and fits_i32(x):
+            return value
+        if dtype is DType.BOOL and value.dtype is not DType.BOOL:
+            return b.compute("ne", value, b.constant(0, value.dtype))
+        return b.cast(value, dtype)
+
+    def _select(
+        self, expr: Expr, condition: Expr, a: Expr, c: Expr, ctx: Context, guarded: bool
+    ) -> Value:
+        b = self.builder
+        test = self.value(condition, ctx, guarded)
+        known = b.literal(test)
+        if known is not None:
+            return self.typed(a if known else c, self._dtype(expr), ctx, guarded)
+        dtype = self._dtype(expr)
+        return b.compute(
+            "select",
+            test,
+            self.typed(a, dtype, ctx, True),
+            self.typed(c, dtype, ctx, True),
+            hint="s",
+        )
+
+    def _dtype(self, expr: Expr) -> DType:
+        """The type an expression is computed in."""
+        dtype = dtype_of(expr)
+        return DType.I32 if dtype is DType.I64 and fits_i32(expr) else dtype
+
+    def _unary(self, expr: Unary, op: str, x: Expr, ctx: Context, guarded: bool) -> Value:
+        b = self.builder
+        dtype = self._dtype(expr)
+        match op:
+            case "exp" if dtype is DType.F32:
+                return b.compute("exp2", self.typed(self.scaled(x), dtype, ctx, guarded), hint="p")
+            case "anchor":
+                value = self.typed(x, dtype, ctx, guarded)
+                size = b.compute("abs", value)
+                finite = b.compute("lt", size, b.constant(math.inf, dtype))
+                return b.compute("select", finite, value, b.constant(0.0, dtype), hint="ref")
+            case "isnan" | "isinf":
+                value = self.value(x, ctx, guarded)
+                value = b.cast(value, value.dtype.compute)
+                return b.compute(op, value, dtype=DType.BOOL)
+            case "not" | "abs" | "sign" | "neg" if not dtype.is_float:
+                return b.compute(op, self.typed(x, dtype, ctx, guarded), dtype=dtype)
+            case _:
+                value = self.typed(x, dtype, ctx, guarded)
+                return b.compute(op, value, dtype=dtype, fast=self.fast and op in _FAST)
+
+    def _binary(self, expr: Binary, ctx: Context, guarded: bool) -> Value:
+        b = self.builder
+        op, x, y = expr.op, expr.a, expr.b
+        if op in COMPARISONS:
+            dtype = _common(self._dtype(x), self._dtype(y))
+            return b.compute(
+                op, self.typed(x, dtype, ctx, guarded), self.typed(y, dtype, ctx, guarded)
+            )
+        dtype = self._dtype(expr)
+        if op in LOGICAL:
+            return b.compute(
+                op, self.typed(x, dtype, ctx, guarded), self.typed(y, dtype, ctx, guarded)
+            )
+        if op in ("add", "sub") and dtype.is_float:
+            return self._sum(expr, dtype, ctx, guarded)
+        p, q = self.typed(x, dtype, ctx, guarded), self.typed(y, dtype, ctx, guarded)
+        if op in ("floordiv", "mod") and interval(x)[0] >= 0 and interval(y)[0] >= 0:
+            op = "quotient" if op == "floordiv" else "remainder"
+        return b.compute(op, p, q, dtype=dtype)
+
+    def _sum(self, expr: Binary, dtype: DType, ctx: Context, guarded: bool) -> Value:
+        """a + b or a - b, as one fused multiply-add where one side is a product that varies most.
+
+        A dot takes its sum's other addend as accumulator if that is a dot too.
+        """
+        b = self.builder
+        x, y = expr.a, expr.b
+        if expr.op == "add" and isinstance(x, Reduce) and isinstance(y, Reduce):
+            first = self.value(x, ctx, guarded)
+            joined = self._reduce(y, ctx, guarded, acc=first) if first.axes else None
+            return joined or b.compute("add", first, self.value(y, ctx, guarded))
+        product, other = (x, y) if _is_product(x) else (y, x)
+        if not _is_product(product) or (product is y and expr.op == "sub"):
+            p, q = self.typed(x, dtype, ctx, guarded), self.typed(y, dtype, ctx, guarded)
+            return b.compute(expr.op, p, q, dtype=dtype)
+        assert isinstance(product, Binary)
+        whole = self.typed(product, dtype, ctx, guarded)
+        third = self.typed(other, dtype, ctx, guarded)
+        if b.literal(whole) is not None or not set(third.axes) <= set(whole.axes):
+            pair = (whole, third) if product is x else (third, whole)
+            return b.compute(expr.op, *pair, dtype=dtype)
+        m, n = (
+            self.typed(product.a, dtype, ctx, guarded),
+            self.typed(product.b, dtype, ctx, guarded),
+        )
+        if expr.op == "sub":
+            third = b.compute("neg", third)
+        return b.compute("fma", m, n, third, dtype=dtype, hint="t")
+
+    # -- Reductions inside expressions.
+
+    def _reduce(self, node: Reduce, ctx: Context, guarded: bool, acc: Value | None = None) -> Value:
+        extents = [constant_extent(d) for d in node.dims]
+        if node.monoid is SUM:
+            total = self._contraction(node, extents, ctx, guarded, acc)
+            if total is not None:
+                return total
+        result = self._small(node, math.prod(extents), ctx, guarded)
+        return result if acc is None else self.builder.compute("add", acc, result)
+
+    def _contraction(
+        self, node: Reduce, extents: Sequence[int], ctx: Context, guarded: bool, acc: Value | None
+    ) -> Value | None:
+        """The sum as one dot, or a chain of dots over chunks; None if its factors do not split in two."""
+        bound = frozenset(node.dims)
+        factors = factors_of(node.body)
+        outside = [f for f in factors if not free_dims(f.expr) & bound]
+        inside = [f for f in factors if free_dims(f.expr) & bound]
+        sides = self._sides(inside, ctx)
+        if sides is None:
+            return None
+        if acc is not None and outside:
+            total = self._contraction(node, extents, ctx, guarded, None)
+            assert total is not None
+            return self.builder.compute("add", acc, total)
+        total = acc
+        for places, axis in self._chunks(node.dims, extents, ctx.places):
+            inner = ctx.extended(places=places)
+            a, c = (self.product(side, inner, guarded) for side in sides)
+            a, c = self.operands(a, c, sides)
+            a, c = self._padded(a, axis, places, sides[0]), self._padded(c, axis, places, sides[1])
+            dtype = DType.F64 if a.dtype is DType.F64 else DType.F32
+            total = self.builder.dot(a, c, axis, dtype, total, hint="dot")
+        assert total is not None
+        return self.times(total, outside, ctx, guarded)
+
+    def _chunks(
+        self, dims: tuple[Dim, ...], extents: Sequence[int], places: Places
+    ) -> Iterable[tuple[Places, Axis]]:
+        """Places for the contracted dims: one axis, or the chunks of a long dim."""
+        if len(dims) > 1 or extents[0] <= WIDEST:
+            inner = places.copy()
+            yield inner, self.bind_whole(inner, dims)
+            return
+        (dim,) = dims
+        start = 0
+        while start < extents[0]:
+            left = extents[0] - start
+            block = _CHUNK if left >= _CHUNK else max(self.pads_dots, power_of_two(left))
+            inner = places.copy()
+            axis = self._chunk_axis(dim, block)
+            at = self.builder.constant(start, DType.I32)
+            tail = block > left
+            inner.bind(dim, Place(axis, start=at if start else None, tail=tail))
+            position = inner.position(dim)
+            inner.bind_ok(axis, self._below(position, dim) if tail else None)
+            yield inner, axis
+            start += block
+
+    def _chunk_axis(self, dim: Dim, block: int) -> Axis:
+        key = (dim, Dim(str(block), dim.extent))
+        if key not in self._axes:
+            name = self.builder.name(f"{dim.name}_chunk")
+            self._axes[key] = self.builder.axis(Axis(name, "inner", block, (dim,)))
+        return self._axes[key]
+
+    def _sides(
+        self, factors: Sequence[Factor], ctx: Context
+    ) -> tuple[list[Factor], list[Factor]] | None:
+        """Factors in two groups that share no tile axis (but the contracted one, which is not placed yet)."""
+        groups: list[tuple[set[Axis], list[Factor]]] = []
+        free: list[Factor] = []
+        for f in factors:
+            axes = set(self.axes(f.expr, ctx))
+            if not axes:
+                free.append(f)
+                continue
+            touching = [g for g in groups if g[0] & axes]
+            members = [f]
+            for g in touching:
+                axes |= g[0]
+                members = g[1] + members
+                groups.remove(g)
+            groups.append((axes, members))
+        if len(groups) != 2 or any(len(axes) != 1 for axes, _ in groups):
+            return None
+        groups.sort(key=lambda g: self.builder.axes.index(next(iter(g[0]))))
+        return free + groups[0][1], groups[1][1]
+
+    def axes(self, expr: Expr, ctx: Context) -> frozenset[Axis]:
+        """Tile axes of an expression's value, those of carries it reads included."""
+        found = ctx.places.axes(expr)
+        for load in loads(expr):
+            if load.buffer.name in ctx.carried:
+                found |= frozenset(ctx.carried[load.buffer.name][1].axes)
+        return found
+
+    def product(self, factors: Sequence[Factor], ctx: Context, guarded: bool = False) -> Value:
+        """The product of factors: a single load as loaded, anything else computed."""
+        b = self.builder
+        if len(factors) == 1 and not factors[0].divides:
+            return self.value(factors[0].expr, ctx, guarded)
+        total: Value | None = None
+        for f in sorted(factors, key=lambda f: f.divides):
+            value = self.value(f.expr, ctx, guarded)
+            value = b.cast(value, _float(value.dtype.compute))
+            if total is None:
+                total = b.compute("reciprocal", value) if f.divides else value
+                continue
+            dtype = promote(total.dtype, value.dtype)
+            total = b.compute(
+                "div" if f.divides else "mul", b.cast(total, dtype), b.cast(value, dtype)
+            )
+        return b.constant(1.0, DType.F32) if total is None else total
+
+    def times(
+        self, total: Value, factors: Sequence[Factor], ctx: Context, guarded: bool = False
+    ) -> Value:
+        """total times the factors."""
+        b = self.builder
+        for f in sorted(factors, key=lambda f: f.divides):
+            value = b.cast(self.value(f.expr, ctx, guarded), total.dtype)
+            total = b.compute("div" if f.divides else "mul", total, value)
+        return total
+
+    def operands(
+        self, a: Value, c: Value, sides: tuple[Sequence[Factor], Sequence[Factor]]
+    ) -> tuple[Value, Value]:
+        """Both operands in the dot's type: the 16-bit type of a loaded operand, or of all that is loaded; else f32 or f64."""
+        dtype = dot_dtype(a, c, sides)
+        return self.builder.cast(a, dtype), self.builder.cast(c, dtype)
+
+    def _padded(self, x: Value, axis: Axis, places: Places, side: Sequence[Factor]) -> Value:
+        """Zero where the contracted axis is padding, unless the value is a product of loads (which read 0 there)."""
+        ok = places.ok(axis)
+        if ok is None or axis not in x.axes or all(_is_load(f) for f in side):
+            return x
+        zero = self.builder.constant(0.0, x.dtype)
+        return self.builder.compute("select", ok, x, zero)
+
+    def _small(self, node: Reduce, count: int, ctx: Context, guarded: bool) -> Value:
+        """A reduction of an elementwise body: a fold along the whole axis, or one position after the other."""
+        outer_axes = self.axes(node.body, ctx)
+        size = math.prod(a.block for a in outer_axes)
+        already = [d for d in node.dims if d in ctx.places]
+        wide = len(outer_axes) >= 2 and size * count > _TILE_ELEMENTS
+        if not already and not wide and count <= WIDEST * 4:
+            return self._folded(node, ctx, guarded)
+        if node.monoid.is_position:
+            raise unsupported(f"'{node.monoid}' over a wide inner dim")
+        if count <= _UNROLLED:
+            return self._unrolled(node, ctx, guarded)
+        return self._looped(node, ctx, guarded)
+
+    def _folded(self, node: Reduce, ctx: Context, guarded: bool) -> Value:
+        b = self.builder
+        places = ctx.places.copy()
+        axis = self.bind_whole(places, node.dims)
+        inner = ctx.extended(places=places)
+        value = self.value(node.body, inner, guarded)
+        value = b.cast(value, _accumulated(node.monoid, value.dtype))
+        ok = places.ok(axis)
+        if ok is None and axis not in value.axes:
+            ok = b.compute("ge", b.positions(axis), b.constant(0, DType.I32))
+        if ok is not None:
+            value = b.compute("select", ok, value, identity(b, node.monoid, value.dtype))
+        return b.fold(node.monoid, value, axis)
+
+    def _unrolled(self, node: Reduce, ctx: Context, guarded: bool) -> Value:
+        total: Value | None = None
+        for at in _points(node.dims):
+            places = ctx.places.copy()
+            for d, i in zip(node.dims, at, strict=True):
+                places.bind(d, Place(at=self.builder.constant(i, DType.I32)))
+            value = self.value(node.body, ctx.extended(places=places), guarded)
+            value = self.builder.cast(value, _accumulated(node.monoid, value.dtype))
+            total = value if total is None else combine(self.builder, node.monoid, total, value)
+        assert total is not None
+        return total
+
+    def _looped(self, node: Reduce, ctx: Context, guarded: bool) -> Value:
+        b = self.builder
+        if len(node.dims) > 1:
+            head, *rest = node.dims
+            nested = Reduce(node.monoid, (head,), Reduce(node.monoid, tuple(rest), node.body))
+            return self._small(nested, constant_extent(head), ctx, guarded)
+        (dim,) = node.dims
+        dtype = _accumulated(node.monoid, self._dtype(node.body))
+        axes = b.ordered(self.axes(node.body, ctx))
+
+        def body(i: Value, slots: tuple[Value, ...]) -> Sequence[Value]:
+            places = ctx.places.copy()
+            places.bind(dim, Place(at=i))
+            value = self.typed(node.body, dtype, ctx.extended(places=places), guarded)
+            return (combine(b, node.monoid, slots[0], value),)
+
+        zero, end = b.constant(0, DType.I32), b.constant(constant_extent(dim), DType.I32)
+        init = identity(b, node.monoid, dtype)
+        return b.loop(f"{dim.name}_i", zero, end, "inner", None, [("total", init, axes)], body)[0]
+
+
+# -- Products.
+
+
+def factors_of(expr: Expr) -> list[Factor]:
+    """The factors of a product; widening casts are transparent, and a guard with else-branch 0 is a factor of its own."""
+    match expr:
+        case Binary("mul", a, b) if dtype_of(expr).is_float:
+            return factors_of(a) + factors_of(b)
+        case Binary("div", a, b) if dtype_of(expr).is_float:
+            return factors_of(a) + [Factor(b, True)]
+        case Unary("neg", x) if dtype_of(expr).is_float:
+            return [*factors_of(x), Factor(Const(-1.0, DType.F32))]
+        case Select(condition, a, b) if is_literal(b, 0) and not _is_flat(a):
+            one, zero = Const(1.0, DType.F32), Const(0.0, DType.F32)
+            return [*factors_of(a), Factor(Select(condition, one, zero))]
+        case _:
+            return [Factor(expr)]
+
+
+def _is_flat(expr: Expr) -> bool:
+    """Whether an expression is no product."""
+    return len(factors_of(expr)) == 1
+
+
+def _is_load(factor: Factor) -> bool:
+    return not factor.divides and isinstance(factor.expr, Load)
+
+
+def _is_upcast(expr: Expr) -> bool:
+    """A 16-bit load that the program itself converts to f32."""
+    return isinstance(expr, Cast) and isinstance(expr.x, Load) and expr.dtype is DType.F32
+
+
+def _is_product(expr: Expr) -> bool:
+    return isinstance(expr, Binary) and expr.op == "mul"
+
+
+_SIXTEEN = (DType.F16, DType.BF16)
+
+
+def dot_dtype(a: Value, c: Value, sides: tuple[Sequence[Factor], Sequence[Factor]]) -> DType:
+    """The type of a dot's operands."""
+    if DType.F64 in (a.dtype, c.dtype):
+        return DType.F64
+    if a.dtype is c.dtype and a.dtype in _SIXTEEN:
+        return a.dtype
+    loaded = {
+        load.buffer.dtype
+        for side in sides
+        for f in side
+        for load in loads(f.expr)
+        if load.buffer.dtype.is_float
+    }
+    direct = {v.dtype for v in (a, c) if v.dtype in _SIXTEEN}
+    wide_input = any(
+        len(side) == 1 and _is_load(side[0]) and v.dtype is DType.F32
+        for v, side in zip((a, c), sides, strict=True)
+    )
+    if len(direct) == 1 and not wide_input:
+        return next(iter(direct))
+    upcast = [len(side) == 1 and _is_upcast(side[0].expr) for side in sides]
+    if any(upcast) and not all(upcast):
+        return DType.F32
+    if len(loaded & set(_SIXTEEN)) == 1 and not loaded - set(_SIXTEEN):
+        return next(iter(loaded))
+    return DType.F32
+
+
+# -- Monoids.
+
+
+def identity(b: Builder, monoid: Monoid, dtype: DType) -> Value:
+    """The value of an empty reduction, in a type."""
+    value = monoid.identity
+    if dtype is DType.BOOL:
+        return b.constant(bool(value), dtype)
+    if dtype.is_int:
+        limit = 2 ** (dtype.bits - 1)
+        value = max(-limit, min(limit - 1, value))
+        return b.constant(int(value), dtype)
+    return b.constant(float(value), dtype)
+
+
+def combine(b: Builder, monoid: Monoid, x: Value, y: Value, *, nan: bool = True) -> Value:
+    """x combined with y."""
+    op = monoid.combine
+    if op in ("max", "min") and not nan and x.dtype.is_float:
+        op += "num"
+    return b.compute(op, x, y, dtype=x.dtype, hint=x.name)
+
+
+def _accumulated(monoid: Monoid, dtype: DType) -> DType:
+    if monoid.is_logical:
+        return DType.BOOL
+    return DType.I32 if dtype is DType.BOOL else dtype.compute
+
+
+def _common(a: DType, b: DType) -> DType:
+    return a if a is b else promote(a, b)
+
+
+def _float(dtype: DType) -> DType:
+    return dtype if dtype.is_float else DType.F32
+
+
+def _points(dims: tuple[Dim, ...]) -> Iterable[tuple[int, ...]]:
+    if not dims:
+        yield ()
+        return
+    for i in range(constant_extent(dims[0])):
+        for rest in _points(dims[1:]):
+            yield (i, *rest)
+
+
+def constant_extent(dim: Dim) -> int:
+    """The extent of a dim that must be known to be whole in a tile."""
+    if isinstance(dim.extent, Const):
+        return int(dim.extent.value)
+    raise unsupported(f"dim '{dim.name}' must lie in one tile, and its extent is not a constant")
+
+
+def renamed(expr: Expr, mapping: Mapping[Dim, Dim]) -> Expr:
+    """An expression over other dims of the same extents."""
+    return substitute(expr, {d: Index(e) for d, e in mapping.items()})
+
+
+IndexLowering = Callable[[Expr], Value]

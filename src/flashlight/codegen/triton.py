@@ -1,0 +1,790 @@
+"""Block programs to Triton source: one module with one kernel, to be read by people too.
+
+Every value is a scalar or a tensor whose axes are the value's axes in order; a value with fewer axes is indexed with None to
+line up. What the source needs at launch is listed in `Source.parameters`: pointers, then strides, then sizes.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, assert_never
+
+from flashlight.codegen.blocks import (
+    Axis,
+    Block,
+    Compute,
+    Constant,
+    Dot,
+    Fetch,
+    Fold,
+    For,
+    Gather,
+    If,
+    Kernel,
+    Op,
+    Point,
+    Positions,
+    SizeOf,
+    Slot,
+    Span,
+    Store,
+    Subscript,
+    Value,
+    operands,
+    results,
+    walk,
+)
+from flashlight.codegen.triton_ops import HELPERS, TYPES, compute_text, fold_text, literal_text
+from flashlight.errors import CompileError
+from flashlight.ir.dtypes import DType
+from flashlight.ir.exprs import Binary, Buffer, Const, Expr, Size
+
+Precision = Literal["ieee", "tf32", "tf32x3"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What an emitter may choose without changing the block program.
+
+    Attributes:
+        descriptors: for buffers that may be read by tile descriptors, the buffer axis of stride 1.
+        precision: of f32 dots.
+        wide: offsets within a tile may exceed 31 bits.
+        target: "cuda", "hip", or "interpret" (no inline assembly, no libdevice).
+    """
+
+    descriptors: Mapping[str, int] = field(default_factory=dict)
+    precision: Precision = "ieee"
+    wide: bool = False
+    target: Literal["cuda", "hip", "interpret"] = "cuda"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One argument of the kernel: a buffer's pointer, the stride of one of its axes, or a size."""
+
+    name: str
+    kind: Literal["pointer", "stride", "size"]
+    of: str
+    axis: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A module's text and how to call its kernel."""
+
+    text: str
+    kernel: str
+    parameters: tuple[Parameter, ...]
+    uses_descriptors: bool
+
+
+def emit(kernel: Kernel, choices: Choices, header: Sequence[str] = ()) -> Source:
+    """Triton source for a block program."""
+    return _Emitter(kernel, choices).source(header)
+
+
+def descriptor_candidates(kernel: Kernel) -> frozenset[str]:
+    """Names of buffers that descriptors could read: tiles of spans, fetched in a sweep."""
+    found: dict[str, bool] = {}
+    root = _root_values(kernel)
+    for op in walk(kernel.body):
+        if isinstance(op, For) and op.kind == "sweep":
+            for inner in walk(op.body):
+                if isinstance(inner, Fetch):
+                    good = _is_describable(inner, root)
+                    found[inner.buffer.name] = found.get(inner.buffer.name, True) and good
+    return frozenset(name for name, good in found.items() if good)
+
+
+def _is_describable(op: Fetch, root: frozenset[Value]) -> bool:
+    spans = [s for s in op.index if isinstance(s, Span)]
+    points = [s for s in op.index if isinstance(s, Point)]
+    return (
+        len(spans) == 2
+        and len(spans) + len(points) == len(op.index)
+        and len({s.axis for s in spans}) == 2
+        and all(s.step == 1 and 8 <= s.axis.block <= 256 for s in spans)
+        and not op.masks
+        and all(p.at is None or p.at in root for p in points)
+        and op.buffer.dtype in (DType.F16, DType.BF16, DType.F32)
+    )
+
+
+def _root_values(kernel: Kernel) -> frozenset[Value]:
+    """Values defined outside all loops."""
+    found = {g.index for g in kernel.grid}
+    for op in kernel.body.ops:
+        found.update(results(op))
+    return frozenset(found)
+
+
+class _Emitter:
+    """Prints one kernel."""
+
+    def __init__(self, kernel: Kernel, choices: Choices) -> None:
+        self.kernel = kernel
+        self.choices = choices
+        self.lines: list[str] = []
+        self.depth = 1
+        self.text: dict[Value, str] = {}  # how a value is spelled where it is used
+        self.constants: set[Value] = set()
+        self.inlined: dict[Value, Compute] = {}
+        self.root = _root_values(kernel)
+        self.names: set[str] = set()
+        self.buffers: dict[str, str] = {}
+        self.parameters: dict[Parameter, None] = {}
+        self.helpers: set[str] = set()
+        self.addresses: dict[tuple[object, ...], str] = {}
+        self.descriptors: dict[tuple[object, ...], str] = {}
+        self.sizes = {s.name: s for s in kernel.sizes}
+
+    def source(self, header: Sequence[str]) -> Source:
+        k = self.kernel
+        for buffer in (*k.reads, *k.writes):
+            self.buffers[buffer.name] = self.fresh(buffer.name)
+            self.parameters[Parameter(self.buffers[buffer.name], "pointer", buffer.name)] = None
+        for size in k.sizes:
+            self.size_text(size)
+        self.inlined = _inlinable(k.body)
+        self.grid()
+        self.block(k.body, ())
+        parameters = sorted(
+            self.parameters, key=lambda p: ("pointer", "stride", "size").index(p.kind)
+        )
+        name = self.fresh(k.name)
+        lines = [
+            *(f"# {line}".rstrip() for line in header),
+            "import triton",
+            "import triton.language as tl",
+        ]
+        if any(HELPERS[h].uses_libdevice for h in self.helpers) or any(
+            "libdevice." in line for line in self.lines
+        ):
+            lines.append("from triton.language.extra import libdevice")
+        for helper in sorted(self.helpers):
+            lines += ["", "", *HELPERS[helper].text.strip().splitlines()]
+        lines += ["", "", "@triton.jit", f"def {name}("]
+        lines += [f"    {p}," for p in _wrapped([p.name for p in parameters])]
+        lines += ["):", *self.lines, ""]
+        return Source("\n".join(lines), name, tuple(parameters), bool(self.descriptors))
+
+    # -- Names and parameters.
+
+    def fresh(self, hint: str) -> str:
+        name = re.sub(r"\W", "_", hint)
+        if not name or name[0].isdigit() or keyword.iskeyword(name) or name in ("tl", "triton"):
+            name = f"v{name}"
+        base, n = name, 1
+        while name in self.names:
+            name = f"{base}_{n}"
+            n += 1
+        self.names.add(name)
+        return name
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text)
+
+    def stride(self, buffer: Buffer, axis: int) -> str:
+        for p in self.parameters:
+            if p.kind == "stride" and p.of == buffer.name and p.axis == axis:
+                return p.name
+        name = self.fresh(f"{self.buffers[buffer.name]}_s{axis}")
+        self.parameters[Parameter(name, "stride", buffer.name, axis)] = None
+        return name
+
+    def size_text(self, size: Size) -> str:
+        for p in self.parameters:
+            if p.kind == "size" and p.of == size.name:
+                return p.name
+        name = self.fresh(size.name)
+        self.parameters[Parameter(name, "size", size.name)] = None
+        return name
+
+    def extent(self, expr: Expr) -> str:
+        """An extent as text over constants and size parameters."""
+        match expr:
+            case Const(value, _):
+                return str(int(value))
+            case Size():
+                return self.size_text(expr)
+            case Binary(("min" | "max") as op, a, b):
+                return f"tl.{op}imum({self.extent(a)}, {self.extent(b)})"
+            case Binary(op, a, b):
+                sign = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%"}[op]
+                return f"({self.extent(a)} {sign} {self.extent(b)})"
+            case _:
+                msg = f"An extent is arithmetic on sizes, got '{expr}'."
+                raise CompileError(msg)
+
+    # -- The grid.
+
+    def grid(self) -> None:
+        """Recover the position in the logical grid from the program id."""
+        dims = list(self.kernel.grid)
+        for g in dims:
+            self.text[g.index] = self.fresh(g.index.name)
+        self.line("pid = tl.program_id(0)")
+        if self.kernel.group > 1 and len(dims) > 1 and dims[-1].dim is None:
+            self.grouped_tiles()
+            rest, dims = "point", dims[:-1]
+        else:
+            rest = "pid"
+        for n, g in enumerate(reversed(dims)):
+            name = self.text[g.index]
+            count = self.extent(g.count)
+            outermost = n == len(dims) - 1
+            at = rest if outermost else f"{rest} % {count}"
+            if g.descending:
+                at = f"{count} - 1 - {at}" if outermost else f"{count} - 1 - ({at})"
+            self.line(f"{name} = {at}")
+            if not outermost:
+                self.line(f"{'rest' if rest != 'rest' else 'rest'} = {rest} // {count}")
+                rest = "rest"
+
+    def grouped_tiles(self) -> None:
+        """Row tiles of `group` neighbouring grid points side by side, the last group perhaps smaller."""
+        *outer, tiles = self.kernel.grid
+        points = " * ".join(self.extent(g.count) for g in outer)
+        count, group = self.extent(tiles.count), self.kernel.group
+        self.line(f"first = pid // ({group} * {count}) * {group}")
+        self.line(f"members = tl.minimum({points} - first, {group})")
+        self.line(f"within = pid % ({group} * {count})")
+        at = "within // members"
+        if tiles.descending:
+            at = f"{count} - 1 - {at}"
+        self.line(f"{self.text[tiles.index]} = {at}")
+        self.line("point = first + within % members")
+
+    # -- Blocks.
+
+    def block(self, block: Block, slots: Sequence[Slot]) -> None:
+        direct = _direct_yields(block, slots, self.inlined)
+        for op in block.ops:
+            self.op(op, direct)
+        self.yields(block, slots, direct)
+
+    def yields(self, block: Block, slots: Sequence[Slot], direct: Mapping[Value, Slot]) -> None:
+        """Assign the next values of the slots, at once where one could overwrite another."""
+        pending = []
+        for slot, value in zip(slots, block.yields, strict=True):
+            if direct.get(value) is slot:
+                continue
+            target, text = self.text[slot.inside], self.like(value, slot.inside.axes)
+            if target != text:
+                pending.append((target, text))
+        targets = {t for t, _ in pending}
+        hazard = any(
+            set(re.findall(r"\w+", text)) & (targets - {target}) for target, text in pending
+        )
+        if hazard:
+            self.line(f"{', '.join(t for t, _ in pending)} = {', '.join(x for _, x in pending)}")
+        else:
+            for target, text in pending:
+                self.line(f"{target} = {text}")
+
+    def op(self, op: Op, direct: Mapping[Value, Slot]) -> None:
+        match op:
+            case Constant(result, value):
+                self.text[result] = literal_text(value)
+                self.constants.add(result)
+            case SizeOf(result, size):
+                self.text[result] = self.size_text(size)
+            case Positions(result, axis):
+                self.define(result, f"tl.arange(0, {axis.block})", direct)
+            case Compute(result):
+                if result not in self.inlined:
+                    self.define(result, self.compute(op), direct)
+            case Fetch(result):
+                self.define(result, self.fetch(op), direct)
+            case Store():
+                self.store(op)
+            case Dot(result):
+                self.define(result, self.dot(op), direct)
+            case Fold(result, monoid, x, axis, nan):
+                text, helpers = fold_text(
+                    monoid, self.value(x), x.dtype, x.axes.index(axis), nan, len(x.axes)
+                )
+                self.helpers |= helpers
+                self.define(result, text, direct)
+            case For():
+                self.loop(op)
+            case If():
+                self.branch(op)
+            case _:
+                assert_never(op)
+
+    def define(self, value: Value, text: str, direct: Mapping[Value, Slot]) -> None:
+        slot = direct.get(value)
+        name = self.text[slot.inside] if slot is not None else self.fresh(value.name)
+        if slot is not None and value.axes != slot.inside.axes:
+            text = self.broadcast(text, value.axes, slot.inside.axes)
+        self.text[value] = name
+        self.line(f"{name} = {_stripped(text)}")
+
+    def value(self, value: Value, axes: tuple[Axis, ...] | None = None) -> str:
+        """A value's text, lined up with `axes` (its own by default)."""
+        text = self.text.get(value)
+        if text is None:
+            text = f"({self.compute(self.inlined[value])})"
+        return text if axes is None else _lined_up(text, value.axes, axes)
+
+    def like(self, value: Value, axes: tuple[Axis, ...]) -> str:
+        """A value's text as a tensor that has all of `axes`."""
+        text = self.value(value)
+        if value in self.constants:
+            if axes:
+                return f"tl.full({_shape(axes)}, {text}, {TYPES[value.dtype]})"
+            return f"tl.full([], {text}, {TYPES[value.dtype]})"
+        return text if value.axes == axes else self.broadcast(text, value.axes, axes)
+
+    def broadcast(self, text: str, have: tuple[Axis, ...], want: tuple[Axis, ...]) -> str:
+        return f"tl.broadcast_to({_stripped(_lined_up(text, have, want))}, {_shape(want)})"
+
+    def compute(self, op: Compute) -> str:
+        args = [self.value(a, op.result.axes) for a in op.args]
+        dtypes = [a.dtype for a in op.args]
+        if op.op == "cast" and op.args[0] in self.constants:
+            return f"tl.full({_shape(op.result.axes)}, {args[0]}, {TYPES[op.result.dtype]})"
+        text, helpers = compute_text(op, args, dtypes, self.choices.target)
+        self.helpers |= helpers
+        return text
+
+    def dot(self, op: Dot) -> str:
+        a, b = self.value(op.a), self.value(op.b)
+        if op.a.axes[-1] != op.axis:
+            a = f"tl.trans({_stripped(a)})"
+        if op.b.axes[0] != op.axis:
+            b = f"tl.trans({_stripped(b)})"
+        first, second = _stripped(a), _stripped(b)
+        flipped = op.result.axes and op.a.axes and op.result.axes[0] not in op.a.axes
+        extra = ""
+        if op.acc is not None:
+            acc = _stripped(self.like(op.acc, op.result.axes))
+            extra += f", acc=tl.trans({acc})" if flipped else f", {acc}"
+        if op.a.dtype is DType.F32:
+            extra += f', input_precision="{self.choices.precision}"'
+        if op.a.dtype is DType.F64:
+            extra += ", out_dtype=tl.float64"
+        text = f"tl.dot({first}, {second}{extra})"
+        return f"tl.trans({text})" if flipped else text
+
+    # -- Loops.
+
+    def loop(self, op: For) -> None:
+        self.slots_before(op.slots)
+        self.hoist_addresses(op)
+        index = self.fresh(op.index.name)
+        self.text[op.index] = index
+        lo, hi = self.value(op.lo), self.value(op.hi)
+        options = ""
+        if op.kind == "sweep" and not op.full and not self.edges_matter():
+            options = ", num_stages=1"
+        maker = "tl.static_range" if op.unroll else "tl.range"
+        bounds = f"{_stripped(lo)}, {_stripped(hi)}"
+        if op.kind == "sweep":
+            self.line(
+                f"# {'full' if op.full else 'edge'} tiles of {op.axis.name if op.axis else ''}"
+            )
+        self.line(f"for {index} in {maker}({bounds}{options}):")
+        self.nested(op.body, op.slots)
+        for slot in op.slots:
+            self.text[slot.result] = self.text[slot.inside]
+
+    def edges_matter(self) -> bool:
+        """Whether edge tiles are more than one ragged tile: there are two loops of them somewhere."""
+        sweeps = [o for o in walk(self.kernel.body) if isinstance(o, For) and o.kind == "sweep"]
+        return sum(not o.full for o in sweeps) > sum(o.full for o in sweeps)
+
+    def branch(self, op: If) -> None:
+        self.slots_before(op.slots)
+        self.line(f"if {_stripped(self.value(op.condition))}:")
+        self.nested(op.body, op.slots)
+        for slot in op.slots:
+            self.text[slot.result] = self.text[slot.inside]
+
+    def nested(self, body: Block, slots: Sequence[Slot]) -> None:
+        self.depth += 1
+        before, described = dict(self.addresses), dict(self.descriptors)
+        start = len(self.lines)
+        self.block(body, slots)
+        if len(self.lines) == start:
+            self.line("pass")
+        self.addresses, self.descriptors = before, described
+        self.depth -= 1
+
+    def slots_before(self, slots: Sequence[Slot]) -> None:
+        """A variable for each slot, holding its initial value; loops that chain share it."""
+        for slot in slots:
+            init = self.text.get(slot.init)
+            chained = (
+                init is not None
+                and slot.init not in self.constants
+                and any(slot.init is r for r in self.slot_results())
+                and slot.init.axes == slot.inside.axes
+            )
+            if chained and init is not None:
+                self.text[slot.inside] = init
+                continue
+            name = self.fresh(slot.name)
+            self.line(f"{name} = {_stripped(self.like(slot.init, slot.inside.axes))}")
+            self.text[slot.inside] = name
+
+    def slot_results(self) -> Iterator[Value]:
+        for op in walk(self.kernel.body):
+            if isinstance(op, For | If):
+                for slot in op.slots:
+                    yield slot.result
+                    yield slot.inside
+
+    # -- Memory.
+
+    def fetch(self, op: Fetch) -> str:
+        described = self.described(op)
+        if described is not None:
+            return described
+        axes = op.result.axes
+        address = self.address(op.buffer, op.index, axes)
+        mask = self.mask(op.buffer, op.index, op.masks, axes)
+        if not mask:
+            return f"tl.load({address})"
+        if mask and not _has_axes(op.index, op.masks):
+            return f"tl.load({address}, mask={mask}, other=0)"
+        return f"tl.load({address}, mask={mask}, other=0)"
+
+    def store(self, op: Store) -> None:
+        axes = _axes_of(self.kernel, op.index, op.masks)
+        address = self.address(op.buffer, op.index, axes)
+        mask = self.mask(op.buffer, op.index, op.masks, axes)
+        value = _stripped(self.like(op.value, axes))
+        self.line(f"tl.store({address}, {value}{f', mask={mask}' if mask else ''})")
+
+    def address(self, buffer: Buffer, index: tuple[Subscript, ...], axes: tuple[Axis, ...]) -> str:
+        """Pointer text: what the whole program instance shares is named once, before the loops."""
+        base, inner, tile = self.terms(buffer, index, axes)
+        pointer = self.named_base(buffer, base)
+        offsets = self.named_tile(buffer, tile)
+        return " + ".join([pointer, *inner, *([offsets] if offsets else [])])
+
+    def terms(
+        self, buffer: Buffer, index: tuple[Subscript, ...], axes: tuple[Axis, ...]
+    ) -> tuple[list[str], list[str], list[str]]:
+        """Offset terms: scalars known outside all loops, other scalars, and tiles."""
+        base, inner, tile = [], [], []
+        for n, s in enumerate(index):
+            match s:
+                case Span(axis, start, step):
+                    if start is not None:
+                        text = f"{self.wide(start)} * {self.stride(buffer, n)}"
+                        (base if start in self.root else inner).append(text)
+                    at = self.positions(axis, axes)
+                    at = at if step == 1 else f"{step} * {at}"
+                    if self.choices.wide:
+                        at = f"{at}.to(tl.int64)" if step == 1 else f"({at}).to(tl.int64)"
+                    tile.append(f"{at} * {self.stride(buffer, n)}")
+                case Point(at):
+                    if at is not None:
+                        text = f"{self.wide(at)} * {self.stride(buffer, n)}"
+                        (base if at in self.root else inner).append(text)
+                case Gather(at):
+                    text = f"{self.value(at, axes)}.to(tl.int64) * {self.stride(buffer, n)}"
+                    tile.append(text)
+                case _:
+                    assert_never(s)
+        return base, inner, tile
+
+    def wide(self, value: Value) -> str:
+        """A scalar position in 64 bits."""
+        text = self.value(value)
+        return text if value in self.constants else f"{text}.to(tl.int64)"
+
+    def named_base(self, buffer: Buffer, terms: list[str]) -> str:
+        pointer = self.buffers[buffer.name]
+        return self.named((buffer.name, *terms), f"{pointer}_base", " + ".join([pointer, *terms]))
+
+    def named_tile(self, buffer: Buffer, terms: list[str]) -> str:
+        if not terms:
+            return ""
+        text = " + ".join(terms)
+        return self.named((buffer.name, "tile", *terms), f"{self.buffers[buffer.name]}_at", text)
+
+    def named(self, key: tuple[object, ...], hint: str, text: str) -> str:
+        """A variable for an address, defined where it is first needed."""
+        if " " not in text:
+            return text
+        if key not in self.addresses:
+            name = self.fresh(hint)
+            self.line(f"{name} = {text}")
+            self.addresses[key] = name
+        return self.addresses[key]
+
+    def hoist_addresses(self, loop: For) -> None:
+        """Name, before a loop of the top level, the addresses and descriptors that fetches inside it share."""
+        if self.depth != 1:
+            return
+        for op in walk(loop.body):
+            if not isinstance(op, Fetch | Store):
+                continue
+            if isinstance(op, Fetch) and self.descriptor(op) is not None:
+                continue
+            gathers = [s.at for s in op.index if isinstance(s, Gather)]
+            if any(v not in self.text for v in gathers):
+                continue
+            axes = _axes_of(self.kernel, op.index, op.masks)
+            scalars = [s for s in op.index if not isinstance(s, Gather)]
+            base, _, _ = self.terms_known(op.buffer, op.index)
+            self.named_base(op.buffer, base)
+            if len(scalars) == len(op.index):
+                tile = self.terms_tile(op.buffer, op.index, axes)
+                self.named_tile(op.buffer, tile)
+
+    def terms_known(
+        self, buffer: Buffer, index: tuple[Subscript, ...]
+    ) -> tuple[list[str], list[str], list[str]]:
+        """The scalar terms known outside all loops (others may have no text yet)."""
+        base = []
+        for n, s in enumerate(index):
+            at = s.start if isinstance(s, Span) else s.at
+            if not isinstance(s, Gather) and at is not None and at in self.root:
+                base.append(f"{self.wide(at)} * {self.stride(buffer, n)}")
+        return base, [], []
+
+    def terms_tile(
+        self, buffer: Buffer, index: tuple[Subscript, ...], axes: tuple[Axis, ...]
+    ) -> list[str]:
+        spans = tuple(
+            Span(s.axis, None, s.step) if isinstance(s, Span) else Point(None) for s in index
+        )
+        return self.terms(buffer, spans, axes)[2]
+
+    def positions(self, axis: Axis, axes: tuple[Axis, ...]) -> str:
+        """0..block-1 along an axis, lined up with `axes`."""
+        key = ("positions", axis)
+        if key not in self.addresses:
+            for value, text in self.text.items():
+                if value.axes == (axis,) and value.name == f"{axis.name}_at" and value in self.root:
+                    self.addresses[key] = text
+                    break
+            else:
+                name = self.fresh(f"{axis.name}_at")
+                self.line(f"{name} = tl.arange(0, {axis.block})")
+                self.addresses[key] = name
+        return _lined_up(self.addresses[key], (axis,), axes)
+
+    def mask(
+        self,
+        buffer: Buffer,
+        index: tuple[Subscript, ...],
+        masks: tuple[Value, ...],
+        axes: tuple[Axis, ...],
+    ) -> str:
+        """The conjunction of range checks and masks, or "" where there is none."""
+        parts = []
+        for s, extent in zip(index, buffer.shape, strict=True):
+            match s:
+                case Span(axis, start, step, below, above) if below or above:
+                    own = self.positions(axis, (axis,))
+                    at = own if step == 1 else f"{step} * {own}"
+                    at = at if start is None else f"{self.value(start)} + {at}"
+                    checks = [f"({at} >= 0)"] if below else []
+                    checks += [f"({at} < {self.extent(extent)})"] if above else []
+                    text = " & ".join(checks)
+                    parts.append(_lined_up(f"({text})" if len(checks) > 1 else text, (axis,), axes))
+                case Gather(at, True):
+                    text = self.value(at, axes)
+                    parts.append(f"({text} >= 0) & ({text} < {self.extent(extent)})")
+        parts += [self.value(m, axes) for m in masks]
+        return " & ".join(parts)
+
+    # -- Descriptors.
+
+    def described(self, op: Fetch) -> str | None:
+        """A fetch through a descriptor, or None."""
+        name = self.descriptor(op)
+        if name is None:
+            return None
+        order = self.descriptor_order(op)
+        starts = []
+        for n in order:
+            s = op.index[n]
+            assert isinstance(s, Span)
+            starts.append("0" if s.start is None else _stripped(self.value(s.start)))
+        text = f"{name}.load([{', '.join(starts)}])"
+        loaded = tuple(s.axis for n in order if isinstance(s := op.index[n], Span))
+        return text if loaded == op.result.axes else f"tl.trans({text})"
+
+    def descriptor_order(self, op: Fetch) -> list[int]:
+        """Buffer axes of the spans, the one of stride 1 last."""
+        unit = self.choices.descriptors[op.buffer.name]
+        spans = [n for n, s in enumerate(op.index) if isinstance(s, Span)]
+        return [n for n in spans if n != unit] + [unit]
+
+    def descriptor(self, op: Fetch) -> str | None:
+        """The descriptor a fetch reads through, made before the loop; None if it reads by pointers."""
+        unit = self.choices.descriptors.get(op.buffer.name)
+        if unit is None or not _is_describable(op, self.root):
+            return None
+        if not isinstance(op.index[unit], Span):
+            return None
+        order = self.descriptor_order(op)
+        base, _, _ = self.terms_known(
+            op.buffer, tuple(Point(None) if isinstance(s, Span) else s for s in op.index)
+        )
+        blocks = tuple(s.axis.block for n in order if isinstance(s := op.index[n], Span))
+        key = ("descriptor", op.buffer.name, *base, *order, *blocks)
+        if key not in self.descriptors:
+            if self.depth != 1:
+                return None
+            pointer = self.named_base(op.buffer, base)
+            shape = ", ".join(self.extent(op.buffer.shape[n]) for n in order)
+            strides = ", ".join([*(self.stride(op.buffer, n) for n in order[:-1]), "1"])
+            name = self.fresh(f"{self.buffers[op.buffer.name]}_tiles")
+            self.line(
+                f"{name} = tl.make_tensor_descriptor({pointer}, shape=[{shape}], strides=[{strides}],"
+                f" block_shape=[{', '.join(map(str, blocks))}])"
+            )
+            self.descriptors[key] = name
+        return self.descriptors[key]
+
+
+def _lined_up(text: str, have: tuple[Axis, ...], want: tuple[Axis, ...]) -> str:
+    """Text of a tensor over `have`, indexed so that it broadcasts over `want`."""
+    if not have or have == want:
+        return text
+    index = ", ".join(":" if a in have else "None" for a in want)
+    return f"{text}[{index}]"
+
+
+def _shape(axes: Iterable[Axis]) -> str:
+    return f"[{', '.join(str(a.block) for a in axes)}]"
+
+
+def _stripped(text: str) -> str:
+    """Text without redundant outer parentheses."""
+    if not (text.startswith("(") and text.endswith(")")):
+        return text
+    depth = 0
+    for i, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if depth == 0 and i < len(text) - 1:
+            return text
+    return text[1:-1]
+
+
+def _wrapped(names: Sequence[str], width: int = 100) -> Iterator[str]:
+    line = ""
+    for name in names:
+        if line and len(line) + len(name) > width:
+            yield line
+            line = ""
+        line = f"{line}, {name}" if line else name
+    if line:
+        yield line
+
+
+def _has_axes(index: tuple[Subscript, ...], masks: tuple[Value, ...]) -> bool:
+    return any(isinstance(s, Span) or (s.at is not None and s.at.axes) for s in index) or any(
+        m.axes for m in masks
+    )
+
+
+def _axes_of(
+    kernel: Kernel, index: tuple[Subscript, ...], masks: tuple[Value, ...]
+) -> tuple[Axis, ...]:
+    found: set[Axis] = set()
+    for s in index:
+        match s:
+            case Span(axis):
+                found.add(axis)
+            case Point(at) | Gather(at):
+                found.update(at.axes if at is not None else ())
+    for m in masks:
+        found.update(m.axes)
+    return tuple(sorted(found, key=kernel.axes.index))
+
+
+# -- Which operations need no variable.
+
+_LONGEST_INLINED = 3  # levels of nesting of expressions without names
+
+
+def _inlinable(body: Block) -> dict[Value, Compute]:
+    """Computations used once, in the block that defines them: printed where they are used."""
+    uses: dict[Value, list[tuple[Block, Op | None]]] = {}
+    home: dict[Value, tuple[Block, Compute]] = {}
+
+    def visit(block: Block) -> None:
+        for op in block.ops:
+            for v in operands(op):
+                uses.setdefault(v, []).append((block, op))
+            if isinstance(op, Compute):
+                home[op.result] = (block, op)
+            if isinstance(op, For | If):
+                visit(op.body)
+        for v in block.yields:
+            uses.setdefault(v, []).append((block, None))
+
+    visit(body)
+    depth: dict[Value, int] = {}
+    found: dict[Value, Compute] = {}
+    for value, (block, op) in home.items():
+        level = 1 + max((depth.get(a, 0) for a in op.args), default=0)
+        users = uses.get(value, [])
+        inline = (
+            len(users) == 1
+            and users[0][0] is block
+            and isinstance(users[0][1], Compute | Dot | Fold | Store)
+            and level <= _LONGEST_INLINED
+        )
+        if inline:
+            found[value] = op
+            depth[value] = level
+    return found
+
+
+def _direct_yields(
+    block: Block, slots: Sequence[Slot], inlined: Mapping[Value, Compute]
+) -> dict[Value, Slot]:
+    """Operations that may assign a slot's variable themselves: their value is only yielded, and nothing later reads the old one."""
+    found: dict[Value, Slot] = {}
+    last_read: dict[Value, int] = {}
+
+    def read(value: Value, at: int) -> None:
+        last_read[value] = at
+        if value in inlined:
+            for a in inlined[value].args:
+                read(a, at)
+
+    defined: dict[Value, int] = {}
+    for at, op in enumerate(block.ops):
+        for r in results(op):
+            defined[r] = at
+        if isinstance(op, Compute) and op.result in inlined:
+            continue
+        for v in operands(op):
+            read(v, at)
+        if isinstance(op, For | If):
+            for inner in walk(op.body):
+                for v in operands(inner):
+                    read(v, at)
+            for v in op.body.yields:
+                read(v, at)
+    for slot, value in zip(slots, block.yields, strict=True):
+        if value not in defined or value in inlined or block.yields.count(value) > 1:
+            continue
+        at = defined[value]
+        if isinstance(block.ops[at], For | If | Constant | SizeOf):
+            continue
+        free = last_read.get(slot.inside, -1) <= at and value not in last_read
+        if free and slot.inside not in block.yields:
+            found[value] = slot
+    return found
+
+
+def is_finite(value: float) -> bool:
+    """Whether a literal can be written as a number."""
+    return math.isfinite(value)

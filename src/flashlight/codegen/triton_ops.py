@@ -1,0 +1,282 @@
+"""How each operation on tiles is spelled in Triton."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from flashlight.codegen.blocks import Compute
+from flashlight.errors import CompileError
+from flashlight.ir.dtypes import DType
+from flashlight.ir.monoids import ALL, ANY, ARGMAX, ARGMIN, MAX, MIN, PROD, SUM, Monoid
+
+TYPES = {
+    DType.BOOL: "tl.int1",
+    DType.U8: "tl.uint8",
+    DType.I8: "tl.int8",
+    DType.I16: "tl.int16",
+    DType.I32: "tl.int32",
+    DType.I64: "tl.int64",
+    DType.F16: "tl.float16",
+    DType.BF16: "tl.bfloat16",
+    DType.F32: "tl.float32",
+    DType.F64: "tl.float64",
+}
+NAN = "tl.PropagateNan.ALL"
+
+
+@dataclass(frozen=True, slots=True)
+class Helper:
+    """A function a kernel may need beside it."""
+
+    text: str
+    uses_libdevice: bool = False
+
+
+HELPERS = {
+    "_max_nan": Helper(
+        f"""
+@triton.jit
+def _max_nan(a, b):
+    return tl.maximum(a, b, propagate_nan={NAN})
+"""
+    ),
+    "_min_nan": Helper(
+        f"""
+@triton.jit
+def _min_nan(a, b):
+    return tl.minimum(a, b, propagate_nan={NAN})
+"""
+    ),
+    "_product": Helper(
+        """
+@triton.jit
+def _product(a, b):
+    return a * b
+"""
+    ),
+    "_argmax": Helper(
+        """
+@triton.jit
+def _argmax(x, axis: tl.constexpr):
+    # the first NaN, else the first maximum
+    nan = (x != x).to(tl.int32)
+    top = tl.argmax(tl.where(nan != 0, float("-inf"), x), axis, tie_break_left=True)
+    return tl.where(tl.max(nan, axis) != 0, tl.argmax(nan, axis, tie_break_left=True), top)
+"""
+    ),
+    "_argmin": Helper(
+        """
+@triton.jit
+def _argmin(x, axis: tl.constexpr):
+    # the first NaN, else the first minimum
+    nan = (x != x).to(tl.int32)
+    top = tl.argmin(tl.where(nan != 0, float("inf"), x), axis, tie_break_left=True)
+    return tl.where(tl.max(nan, axis) != 0, tl.argmax(nan, axis, tie_break_left=True), top)
+"""
+    ),
+    "_fast_tanh": Helper(
+        """
+@triton.jit
+def _fast_tanh(x):
+    # relative error 2^-11: the result is rounded to 16 bits further on
+    return tl.inline_asm_elementwise(
+        "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
+"""
+    ),
+    "_floordiv": Helper(
+        """
+@triton.jit
+def _floordiv(a, b):
+    # towards minus infinity; `//` on tensors truncates
+    q = a // b
+    return tl.where((q * b != a) & ((a < 0) != (b < 0)), q - 1, q)
+"""
+    ),
+    "_mod": Helper(
+        """
+@triton.jit
+def _mod(a, b):
+    # has the sign of the divisor; `%` on tensors has the dividend's
+    r = a % b
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+"""
+    ),
+}
+
+_INFIX = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "quotient": "//",
+    "remainder": "%",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "eq": "==",
+    "ne": "!=",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+}
+_DIRECT = {
+    "abs": "tl.abs",
+    "exp": "tl.exp",
+    "exp2": "tl.exp2",
+    "log": "tl.log",
+    "log2": "tl.log2",
+    "sqrt": "tl.sqrt",
+    "rsqrt": "tl.rsqrt",
+    "sin": "tl.sin",
+    "cos": "tl.cos",
+    "erf": "tl.erf",
+    "sigmoid": "tl.sigmoid",
+    "floor": "tl.floor",
+    "ceil": "tl.ceil",
+}
+_LIBDEVICE = {
+    "tanh": "tanh",
+    "expm1": "expm1",
+    "log1p": "log1p",
+    "tan": "tan",
+    "sinh": "sinh",
+    "cosh": "cosh",
+    "asin": "asin",
+    "acos": "acos",
+    "atan": "atan",
+    "asinh": "asinh",
+    "acosh": "acosh",
+    "atanh": "atanh",
+    "erfc": "erfc",
+    "round": "nearbyint",
+    "trunc": "trunc",
+}
+# What stands for libdevice in Triton's interpreter, which has none; right to rounding for ordinary arguments.
+_INTERPRETED = {
+    "tanh": "(2.0 * tl.sigmoid(2.0 * {0}) - 1.0)",
+    "expm1": "(tl.exp({0}) - 1.0)",
+    "log1p": "tl.log(1.0 + {0})",
+    "tan": "(tl.sin({0}) / tl.cos({0}))",
+    "sinh": "(0.5 * (tl.exp({0}) - tl.exp(-{0})))",
+    "cosh": "(0.5 * (tl.exp({0}) + tl.exp(-{0})))",
+    "erfc": "(1.0 - tl.erf({0}))",
+    "round": "tl.floor({0} + 0.5)",
+    "trunc": "tl.where({0} < 0, tl.ceil({0}), tl.floor({0}))",
+}
+
+
+def literal_text(value: bool | int | float) -> str:
+    """A Python literal."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    return repr(value)
+
+
+def compute_text(
+    op: Compute,
+    args: Sequence[str],
+    dtypes: Sequence[DType],
+    target: Literal["cuda", "hip", "interpret"],
+) -> tuple[str, set[str]]:
+    """(expression, helpers it calls) for an elementwise operation on argument texts."""
+    name, dtype = op.op, op.result.dtype
+    if name in _INFIX:
+        return f"{args[0]} {_INFIX[name]} {args[1]}", set()
+    if name in _DIRECT:
+        return f"{_DIRECT[name]}({', '.join(map(_bare, args))})", set()
+    if name == "tanh" and op.fast and target == "cuda" and dtype is DType.F32:
+        return f"_fast_tanh({_bare(args[0])})", {"_fast_tanh"}
+    if name in _LIBDEVICE:
+        if target != "interpret":
+            return f"libdevice.{_LIBDEVICE[name]}({_bare(args[0])})", set()
+        if name in _INTERPRETED:
+            return _INTERPRETED[name].format(args[0]), set()
+    match name:
+        case "fma":
+            return f"{args[0]} * {args[1]} + {args[2]}", set()
+        case "select":
+            return f"tl.where({', '.join(map(_bare, args))})", set()
+        case "cast":
+            return f"{args[0]}.to({TYPES[dtype]})", set()
+        case "neg":
+            return f"-{args[0]}", set()
+        case "not":
+            return f"~{args[0]}", set()
+        case "sign":
+            one = f"({args[0]} > 0).to({TYPES[dtype]}) - ({args[0]} < 0).to({TYPES[dtype]})"
+            return (
+                f"tl.where({args[0]} != {args[0]}, {args[0]}, {one})" if dtype.is_float else one
+            ), set()
+        case "isnan":
+            return f"{args[0]} != {args[0]}", set()
+        case "isinf":
+            return f'tl.abs({_bare(args[0])}) == float("inf")', set()
+        case "reciprocal":
+            return f"1.0 / {args[0]}", set()
+        case "max" | "min":
+            function = "tl.maximum" if name == "max" else "tl.minimum"
+            nan = f", propagate_nan={NAN}" if dtype.is_float else ""
+            return f"{function}({_bare(args[0])}, {_bare(args[1])}{nan})", set()
+        case "maxnum" | "minnum":
+            function = "tl.maximum" if name == "maxnum" else "tl.minimum"
+            return f"{function}({_bare(args[0])}, {_bare(args[1])})", set()
+        case "floordiv" if dtype.is_float:
+            return f"tl.floor({args[0]} / {args[1]})", set()
+        case "mod" if dtype.is_float:
+            return f"{args[0]} - tl.floor({args[0]} / {args[1]}) * {args[1]}", set()
+        case "floordiv" | "mod":
+            helper = f"_{name}"
+            return f"{helper}({_bare(args[0])}, {_bare(args[1])})", {helper}
+        case "pow" if target != "interpret" and dtype.is_float:
+            return f"libdevice.pow({_bare(args[0])}, {_bare(args[1])})", set()
+        case "pow" if dtype.is_float:
+            return f"tl.exp2({args[1]} * tl.log2({_bare(args[0])}))", set()
+        case _:
+            msg = f"'{name}' on '{dtype.value}' has no spelling in Triton."
+            raise CompileError(msg)
+
+
+def fold_text(
+    monoid: Monoid, x: str, dtype: DType, axis: int, nan: bool, rank: int
+) -> tuple[str, set[str]]:
+    """(expression, helpers) for a reduction along an axis."""
+    x = _bare(x)
+    propagate = nan and dtype.is_float
+    if monoid is SUM:
+        return f"tl.sum({x}, {axis})", set()
+    if monoid is MAX:
+        if propagate:
+            return f"tl.reduce({x}, {axis}, _max_nan)", {"_max_nan"}
+        return f"tl.max({x}, {axis})", set()
+    if monoid is MIN:
+        if propagate:
+            return f"tl.reduce({x}, {axis}, _min_nan)", {"_min_nan"}
+        return f"tl.min({x}, {axis})", set()
+    if monoid is PROD:
+        return f"tl.reduce({x}, {axis}, _product)", {"_product"}
+    if monoid is ANY:
+        return f"(tl.max(({x}).to(tl.int32), {axis}) != 0)", set()
+    if monoid is ALL:
+        return f"(tl.min(({x}).to(tl.int32), {axis}) != 0)", set()
+    if monoid in (ARGMAX, ARGMIN):
+        helper = f"_{monoid.name}"
+        return f"{helper}({x}, {axis})", {helper}
+    msg = f"'{monoid}' has no spelling in Triton."
+    raise CompileError(msg)
+
+
+def _bare(text: str) -> str:
+    """An argument without redundant outer parentheses."""
+    if not (text.startswith("(") and text.endswith(")")):
+        return text
+    depth = 0
+    for i, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if depth == 0 and i < len(text) - 1:
+            return text
+    return text[1:-1]
