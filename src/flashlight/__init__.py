@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from flashlight.backend import compile, disable, enable, enabled
-    from flashlight.explain import Report, explain
     from flashlight.options import Options
+    from flashlight.report.explain import explain
+    from flashlight.report.report import Report
 
 __version__ = "0.1.0"
 __all__ = ["Options", "Report", "__version__", "compile", "disable", "enable", "enabled", "explain"]
@@ -21,8 +22,8 @@ _HOME = {
     "disable": "backend",
     "enable": "backend",
     "enabled": "backend",
-    "explain": "explain",
-    "Report": "explain",
+    "explain": "report.explain",
+    "Report": "report.report",
     "Options": "options",
 }
 

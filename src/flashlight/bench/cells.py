@@ -1,0 +1,160 @@
+"""Which cells there are: a program, a shape and a dtype each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from flashlight.programs.variants import Shape
+
+TOKENS = 16384  # batch times length, always
+PAPER = (
+    "vanilla",
+    "alibi",
+    "softcap",
+    "causal",
+    "window",
+    "prefix",
+    "document",
+    "document_causal",
+)
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+FEW = (512, 4096, 16384)
+HALF, BRAIN = torch.float16, torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of the table."""
+
+    variant: str
+    shape: Shape
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{self.variant} {self.shape} {short(self.dtype)}"
+
+
+def short(dtype: torch.dtype) -> str:
+    """fp16, bf16, fp32, fp64."""
+    return {HALF: "fp16", BRAIN: "bf16", torch.float32: "fp32", torch.float64: "fp64"}[dtype]
+
+
+def _heads(
+    names: tuple[str, ...],
+    lengths: tuple[int, ...],
+    kv: int,
+    head_dim: int,
+    dtype: torch.dtype,
+) -> list[Cell]:
+    return [
+        Cell(name, Shape(TOKENS // s, 16, kv, s, head_dim), dtype)
+        for name in names
+        for s in lengths
+    ]
+
+
+def _diff(lengths: tuple[int, ...], heads: int, head_dim: int) -> list[Cell]:
+    return [Cell("diff", Shape(TOKENS // s, heads, heads, s, head_dim), BRAIN) for s in lengths]
+
+
+def _evoformer(batches: tuple[int, ...], head_dims: tuple[int, ...]) -> list[Cell]:
+    return [
+        Cell("evoformer", Shape(b, 4, 4, 256, d, rows=256), BRAIN)
+        for d in head_dims
+        for b in batches
+    ]
+
+
+def _triangle() -> list[Cell]:
+    sizes = ((1, 256, 32), (8, 256, 64), (1, 512, 32), (1, 1024, 32))
+    return [Cell("triangle", Shape(b, 4, 4, n, d, rows=n), BRAIN) for b, n, d in sizes]
+
+
+def _smoke() -> list[Cell]:
+    """Small enough for a test on two cores."""
+    head = Shape(1, 2, 2, 128, 32)
+    return [
+        Cell("causal", head, torch.float32),
+        Cell("diff", Shape(1, 4, 4, 96, 16), torch.float32),
+        Cell("evoformer", Shape(1, 2, 2, 32, 16, rows=4), torch.float32),
+    ]
+
+
+def _cpu() -> list[Cell]:
+    names = ("vanilla", "alibi", "softcap", "causal", "window", "prefix", "document")
+    head = Shape(1, 8, 8, 2048, 64)
+    return [
+        *(Cell(name, head, torch.float32) for name in names),
+        Cell("diff", Shape(1, 8, 8, 2048, 64), torch.float32),
+        Cell("evoformer", Shape(1, 4, 4, 256, 32, rows=16), torch.float32),
+    ]
+
+
+def grid(name: str) -> list[Cell]:
+    """The cells of a named grid, in the order in which they run."""
+    match name:
+        case "smoke":
+            return _smoke()
+        case "cpu":
+            return _cpu()
+        case "quick":
+            return [
+                *_heads(PAPER, FEW, 16, 64, HALF),
+                *_diff(FEW, 32, 64),
+                *_diff(FEW, 16, 128),
+                *_evoformer((1, 8), (64, 128)),
+            ]
+        case "full":
+            return [
+                *(
+                    cell
+                    for dtype in (HALF, BRAIN)
+                    for kv in (16, 2)
+                    for d in (64, 128)
+                    for cell in _heads(PAPER, FEW, kv, d, dtype)
+                ),
+                *_diff(FEW, 32, 64),
+                *_diff(FEW, 16, 128),
+                *_evoformer((1, 8), (32, 64, 128)),
+                *_triangle(),
+            ]
+        case "paper":
+            return [
+                *(
+                    cell
+                    for dtype in (BRAIN, HALF)
+                    for kv in (16, 2)
+                    for cell in _heads(PAPER, LENGTHS, kv, 64, dtype)
+                ),
+                *_diff(LENGTHS, 32, 64),
+                *_diff(LENGTHS, 16, 128),
+                *_evoformer((1, 2, 4, 8, 16, 32), (32, 64, 128)),
+            ]
+        case _:
+            raise ValueError(f"Unknown grid '{name}'; expected one of {', '.join(GRIDS)}.")
+
+
+GRIDS = ("smoke", "cpu", "quick", "full", "paper")
+
+
+def select(
+    cells: list[Cell],
+    *,
+    variants: tuple[str, ...] = (),
+    dtypes: tuple[str, ...] = (),
+    lengths: tuple[int, ...] = (),
+    head_dims: tuple[int, ...] = (),
+    kv_heads: tuple[int, ...] = (),
+) -> list[Cell]:
+    """The cells that every given filter lets through; an empty filter lets everything through."""
+    return [
+        c
+        for c in cells
+        if (not variants or c.variant in variants)
+        and (not dtypes or short(c.dtype) in dtypes)
+        and (not lengths or c.shape.length in lengths)
+        and (not head_dims or c.shape.head_dim in head_dims)
+        and (not kv_heads or c.shape.kv_heads in kv_heads)
+    ]

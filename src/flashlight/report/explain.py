@@ -1,0 +1,189 @@
+"""explain(fn, *args, **kwargs): compile a program once, out of every cache's way, and report what became of it."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from flashlight.report.graph import draw, joined
+from flashlight.report.materialized import Intermediate, elements, in_graph, in_kernels, phase_of
+from flashlight.report.picture import Picture
+from flashlight.report.report import Report
+
+
+def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
+    """Compile `fn` for these arguments as `torch.compile(fn, backend="flashlight")` would, and say what became of it.
+
+    Shapes are static; nothing is read from a cache, nor are compilations that the program already has touched. The program runs once,
+    on copies of the tensors among the arguments. The backward is covered when an argument or parameter requires gradients.
+
+    Args:
+        fn: a function or an nn.Module.
+        args: its arguments.
+        kwargs: its keyword arguments.
+
+    Returns:
+        A report: print it, or read `kernels`, `refusals`, `materialized` and `graph`.
+    """
+    from flashlight.backend import flashlight
+
+    watch = Watch(flashlight)
+    watch.compile(fn, args, kwargs)
+    return watch.report()
+
+
+class Watch:
+    """One compilation under observation."""
+
+    def __init__(self, backend: Callable[..., Any]) -> None:
+        self.backend = backend
+        self.largest = 0
+        self.graphs = 0
+        self.by_kernels: list[Intermediate] = []
+        self.by_graph: list[Intermediate] = []
+        self.saw_kernels = False
+        self.phase = "forward"
+        self.pictures: list[Picture] = []
+        self.collected: Any = None
+
+    # -- Compiling
+
+    def compile(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Run the program once under the watched backend."""
+        args, kwargs = pytree.tree_map_only(Tensor, _copy, (tuple(args), kwargs))
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=_cuda_devices((args, kwargs))))
+            stack.enter_context(_no_caches(self._look_at_graph, self._look_at_kernels))
+            self.collected = stack.enter_context(_collecting())
+            compiled = torch.compile(_fresh(fn), backend=self._compile_graph, dynamic=False)
+            out = compiled(*args, **kwargs)
+            _backward(out, [*_leaves((args, kwargs)), *_parameters(fn)])
+
+    def _compile_graph(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        self.graphs += 1
+        for value in example_inputs:
+            self.largest = max(self.largest, elements(value))
+        for node in gm.graph.find_nodes(op="output"):
+            for value in pytree.tree_leaves(node.args[0]):
+                if isinstance(value, fx.Node):
+                    self.largest = max(self.largest, elements(value.meta.get("example_value")))
+        return self.backend(gm, example_inputs)
+
+    def _look_at_graph(self, graph: fx.Graph) -> None:
+        self.pictures.append(draw(graph, f"g{len(self.pictures)}."))
+        self.phase = phase_of(graph)
+        self.by_graph.extend(self._in_phase(in_graph(graph, self.largest)))
+
+    def _look_at_kernels(self, nodes: list[Any]) -> list[Any]:
+        self.saw_kernels = True
+        self.by_kernels.extend(self._in_phase(in_kernels(nodes, self.largest)))
+        return nodes
+
+    def _in_phase(self, found: list[Intermediate]) -> list[Intermediate]:
+        return [replace(x, phase=self.phase) for x in found]
+
+    # -- Reporting
+
+    def report(self) -> Report:
+        """The report of what was seen."""
+        found = self.by_kernels if self.saw_kernels else self.by_graph
+        return Report(
+            materialized=tuple(dict.fromkeys(x for x in found if _size(x) > self.largest)),
+            graph=joined(self.pictures),
+            graphs=self.graphs,
+        )
+
+
+def _leaves(values: Any) -> list[Tensor]:
+    return [t for t in pytree.tree_leaves(values) if isinstance(t, Tensor) and t.requires_grad]
+
+
+def _parameters(fn: Callable[..., Any]) -> list[Tensor]:
+    return (
+        [p for p in fn.parameters() if p.requires_grad] if isinstance(fn, torch.nn.Module) else []
+    )
+
+
+def _backward(out: Any, leaves: list[Tensor]) -> None:
+    """Run the backward, as torch compiles it only then. No `.grad` is touched."""
+    outs = _leaves(out)
+    if outs and leaves:
+        torch.autograd.grad(outs, leaves, [torch.ones_like(o) for o in outs], allow_unused=True)
+
+
+def _size(item: Intermediate) -> int:
+    return int(torch.Size(item.shape).numel())
+
+
+def _fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A caller of `fn` with a code object of its own, so that Dynamo finds no compilation of it and leaves none on `fn`."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    code = call.__code__.replace(co_name=getattr(fn, "__name__", type(fn).__name__))
+    return types.FunctionType(code, globals(), code.co_name, None, call.__closure__)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """A leaf with the same values and strides; an expanded tensor stays expanded."""
+    if isinstance(tensor, torch.nn.Parameter):
+        return tensor
+    with torch.no_grad():
+        copy = tensor.detach()
+        if tensor.layout is torch.strided and tensor.numel():
+            copy = torch.empty_strided(
+                (_span(tensor),), (1,), dtype=tensor.dtype, device=tensor.device
+            )
+            copy = copy.as_strided(tensor.shape, tensor.stride())
+            copy.as_strided((_span(tensor),), (1,)).copy_(
+                tensor.detach().as_strided((_span(tensor),), (1,))
+            )
+    return copy.requires_grad_(tensor.requires_grad)
+
+
+def _span(tensor: Tensor) -> int:
+    """Elements of memory from the first to the last one of the tensor."""
+    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _cuda_devices(values: Any) -> list[torch.device]:
+    leaves = pytree.tree_leaves(values)
+    return list({t.device for t in leaves if isinstance(t, Tensor) and t.device.type == "cuda"})
+
+
+@contextmanager
+def _no_caches(
+    look_at_graph: Callable[[fx.Graph], None], look_at_kernels: Callable[[list[Any]], list[Any]]
+) -> Iterator[None]:
+    """Inductor without its graph caches, and with our two looks at what it makes; a user's own passes run before them."""
+    from torch._functorch import config as functorch
+    from torch._inductor import config as inductor
+
+    from flashlight.report.hooks import after_graph, after_kernels
+
+    patches: dict[str, Any] = {
+        "fx_graph_cache": False,
+        "post_grad_custom_post_pass": after_graph(
+            inductor.post_grad_custom_post_pass, look_at_graph
+        ),
+    }
+    if hasattr(inductor, "_post_fusion_custom_pass"):
+        patches["_post_fusion_custom_pass"] = after_kernels(
+            inductor._post_fusion_custom_pass, look_at_kernels
+        )
+    with inductor.patch(patches), functorch.patch({"enable_autograd_cache": False}):
+        yield
+
+
+@contextmanager
+def _collecting() -> Iterator[Any]:
+    """What the capture says about regions it takes and refuses."""
+    yield None
