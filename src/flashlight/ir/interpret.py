@@ -542,7 +542,8 @@ def round_to(x: Array, dtype: DType) -> Array:
             rounded = ((bits + half) & np.uint32(0xFFFF0000)).view(np.float32)
             return np.where(np.isfinite(single), rounded, single).reshape(np.shape(x))
         case DType.F16:
-            return x.astype(np.float16).astype(np.float32)
+            with np.errstate(all="ignore"):
+                return x.astype(np.float16).astype(np.float32)
         case DType.F32:
             return x.astype(np.float32)
         case _:
