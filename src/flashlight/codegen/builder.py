@@ -6,7 +6,6 @@ loop by itself. Equal operations on equal values are one operation as long as th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -57,6 +56,7 @@ class Builder:
         self._level: dict[Value, int] = {}
         self._literals: dict[Value, bool | int | float] = {}
         self._casts: dict[Value, Value] = {}
+        self._negated: dict[Value, Value] = {}
         self._names: dict[str, int] = {}
         self.axes: list[Axis] = []
         self.sizes: list[Size] = []
@@ -133,6 +133,8 @@ class Builder:
         )
         if op == "cast":
             self._casts[result] = args[0]
+        if op == "neg":
+            self._negated[result] = args[0]
         return result
 
     def cast(self, x: Value, dtype: DType) -> Value:
@@ -266,58 +268,89 @@ class Builder:
     def _simplified(self, op: str, args: tuple[Value, ...], dtype: DType) -> Value | None:
         """An existing value equal to the operation, or a constant."""
         known = [self._literals.get(a) for a in args]
-        match op, args:
-            case "cast", (x,):
-                if x.dtype is dtype:
-                    return x
-                source = self._casts.get(x)
-                if source is not None and source.dtype is dtype and widens(dtype, x.dtype):
-                    return source
-                if known[0] is not None and not dtype.is_float and not x.dtype.is_float:
-                    return self.constant(
-                        bool(known[0]) if dtype is DType.BOOL else int(known[0]), dtype
-                    )
-                if known[0] is not None and dtype in (DType.F32, DType.F64):
-                    return self.constant(float(known[0]), dtype)
-            case "select", (_, a, b):
-                if known[0] is not None:
-                    chosen = a if known[0] else b
-                    return chosen if chosen.dtype is dtype else None
-                if a is b:
-                    return a
-            case "and", (a, b):
-                if known[0] is True or a is b:
-                    return b
-                if known[1] is True:
-                    return a
-                if False in (known[0], known[1]) and dtype is DType.BOOL:
-                    return self.constant(False, DType.BOOL)
-            case "or", (a, b):
-                if known[0] is False or a is b:
-                    return b
-                if known[1] is False:
-                    return a
-                if True in (known[0], known[1]) and dtype is DType.BOOL:
-                    return self.constant(True, DType.BOOL)
-            case "not", (_,):
-                if dtype is DType.BOOL and known[0] is not None:
-                    return self.constant(not known[0], DType.BOOL)
-            case (("add" | "sub" | "mul" | "floordiv" | "quotient"), (a, b)) if dtype.is_int:
-                return self._integer(op, a, b, known, dtype)
-            case (("add" | "mul"), (a, b)):
-                neutral = -0.0 if op == "add" else 1.0
-                for x, y in ((0, 1), (1, 0)):
-                    if _is(known[x], neutral) and args[y].dtype is dtype:
-                        return args[y]
-                if all(k is not None for k in known) and dtype is not DType.BOOL:
-                    return self._float(op, known, dtype)
-            case (("sub" | "div"), (a, _)):
-                if _is(known[1], 0.0 if op == "sub" else 1.0) and a.dtype is dtype:
-                    return a
-                if all(k is not None for k in known) and (op == "sub" or known[1] != 0):
-                    return self._float(op, known, dtype)
-            case "neg", (_,) if known[0] is not None and dtype is not DType.BOOL:
+        match op:
+            case "cast":
+                return self._simple_cast(args[0], known[0], dtype)
+            case "select":
+                return self._simple_select(args, known[0], dtype)
+            case "and" | "or" | "not" if dtype is DType.BOOL:
+                return self._simple_logic(op, args, known)
+            case "add" | "sub" | "mul" | "floordiv" | "quotient" if dtype.is_int:
+                return self._integer(op, args[0], args[1], known, dtype)
+            case "add" | "sub" | "mul" | "div" | "neg" if dtype is not DType.BOOL:
+                return self._simple_float(op, args, known, dtype)
+            case _:
+                return None
+
+    def _simple_cast(
+        self, x: Value, known: bool | int | float | None, dtype: DType
+    ) -> Value | None:
+        if x.dtype is dtype:
+            return x
+        source = self._casts.get(x)
+        if source is not None and source.dtype is dtype and widens(dtype, x.dtype):
+            return source
+        if known is None:
+            return None
+        if dtype is DType.BOOL:
+            return self.constant(bool(known), dtype)
+        if dtype in (DType.F32, DType.F64):
+            return self.constant(float(known), dtype)
+        if not dtype.is_float and not x.dtype.is_float:
+            return self.constant(int(known), dtype)
+        return None
+
+    def _simple_select(
+        self, args: tuple[Value, ...], known: bool | int | float | None, dtype: DType
+    ) -> Value | None:
+        _, a, b = args
+        if a is b:
+            return a
+        if known is None:
+            return None
+        chosen = a if known else b
+        return chosen if chosen.dtype is dtype else None
+
+    def _simple_logic(
+        self, op: str, args: tuple[Value, ...], known: Sequence[bool | int | float | None]
+    ) -> Value | None:
+        if op == "not":
+            return None if known[0] is None else self.constant(not known[0], DType.BOOL)
+        a, b = args
+        neutral = op == "and"
+        if a is b or known[0] is neutral:
+            return b
+        if known[1] is neutral:
+            return a
+        if (not neutral) in (known[0], known[1]):
+            return self.constant(not neutral, DType.BOOL)
+        return None
+
+    def _simple_float(
+        self,
+        op: str,
+        args: tuple[Value, ...],
+        known: Sequence[bool | int | float | None],
+        dtype: DType,
+    ) -> Value | None:
+        """x + 0, x * 1, x / 1, -(-x), x - (-y), constants; x * 0 stays."""
+        if op == "neg":
+            if known[0] is not None:
                 return self.constant(-known[0], dtype)
+            return self._negated.get(args[0])
+        a, b = args
+        if all(k is not None for k in known) and not (op == "div" and known[1] == 0):
+            return self._float(op, known, dtype)
+        neutral = 0.0 if op in ("add", "sub") else 1.0
+        if known[1] == neutral and a.dtype is dtype:
+            return a
+        if op in ("add", "mul") and known[0] == neutral and b.dtype is dtype:
+            return b
+        if op in ("add", "sub") and b in self._negated:
+            opposite = "sub" if op == "add" else "add"
+            return self.compute(opposite, a, self._negated[b], dtype=dtype)
+        if op == "add" and a in self._negated:
+            return self.compute("sub", b, self._negated[a], dtype=dtype)
         return None
 
     def _integer(
@@ -360,15 +393,6 @@ class Builder:
             result = x / y
         assert result is not None
         return self.constant(result, dtype)
-
-
-def _is(known: bool | int | float | None, value: float) -> bool:
-    """Whether a literal is exactly `value`, its sign included."""
-    return (
-        isinstance(known, float)
-        and known == value
-        and math.copysign(1, known) == math.copysign(1, value)
-    )
 
 
 def widens(narrow: DType, wide: DType) -> bool:

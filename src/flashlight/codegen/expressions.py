@@ -516,7 +516,7 @@ def factors_of(expr: Expr) -> list[Factor]:
         case Binary("mul", a, b) if dtype_of(expr).is_float:
             return factors_of(a) + factors_of(b)
         case Binary("div", a, b) if dtype_of(expr).is_float:
-            return factors_of(a) + [Factor(b, True)]
+            return [*factors_of(a), Factor(b, True)]
         case Unary("neg", x) if dtype_of(expr).is_float:
             return [*factors_of(x), Factor(Const(-1.0, DType.F32))]
         case Select(condition, a, b) if is_literal(b, 0) and not _is_flat(a):

@@ -32,7 +32,6 @@ from flashlight.ir.exprs import (
     const,
     floordiv,
     mul,
-    sub,
 )
 from flashlight.ir.monoids import ARGMIN, MAX, MIN, SUM, Monoid
 from flashlight.ir.nests import Carry, Give, Loop, Pass, Shift
@@ -151,8 +150,9 @@ class _Lowering:
         """Small dims of carries and gives: one axis for those that occur together."""
         placed = set(self.loop.kept) | set(self.loop.loop)
         groups: list[list[Dim]] = []
-        for item in (*self.loop.carries, *self.loop.gives):
-            dims = [d for d in item.dims if d not in placed]
+        results = [c.dims for c in self.loop.carries] + [g.dims for g in self.loop.gives]
+        for result in results:
+            dims = [d for d in result if d not in placed]
             if not dims:
                 continue
             touching = [g for g in groups if set(g) & set(dims)]
@@ -425,7 +425,7 @@ class _Lowering:
                     key = _multiset([c.shifts[i] for i in kept])
                     if key not in by_shifts:
                         raise unsupported(f"'{c.name}' moves over a carry that is missing")
-                    dims, value = before.carried[by_shifts[key].name]
+                    _, value = before.carried[by_shifts[key].name]
                     for i in range(count):
                         if i not in kept:
                             value = b.compute("mul", value, differences[i])

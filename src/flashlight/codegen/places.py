@@ -225,8 +225,8 @@ def interval(expr: Expr) -> tuple[float, float]:
             low, high = interval(x)
             return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
         case Select(_, a, b):
-            (x, y), (z, w) = interval(a), interval(b)
-            return min(x, z), max(y, w)
+            one, two = interval(a), interval(b)
+            return min(one[0], two[0]), max(one[1], two[1])
         case Cast(x, dtype) if dtype.is_int and not dtype_of(x).is_float:
             return interval(x)
         case _:

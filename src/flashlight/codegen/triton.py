@@ -7,7 +7,6 @@ line up. What the source needs at launch is listed in `Source.parameters`: point
 from __future__ import annotations
 
 import keyword
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -243,7 +242,7 @@ class _Emitter:
                 at = f"{count} - 1 - {at}" if outermost else f"{count} - 1 - ({at})"
             self.line(f"{name} = {at}")
             if not outermost:
-                self.line(f"{'rest' if rest != 'rest' else 'rest'} = {rest} // {count}")
+                self.line(f"rest = {rest} // {count}")
                 rest = "rest"
 
     def grouped_tiles(self) -> None:
@@ -320,7 +319,7 @@ class _Emitter:
 
     def define(self, value: Value, text: str, direct: Mapping[Value, Slot]) -> None:
         slot = direct.get(value)
-        name = self.text[slot.inside] if slot is not None else self.fresh(value.name)
+        name = self.text[slot.inside] if slot is not None else self.fresh(_hint(value))
         if slot is not None and value.axes != slot.inside.axes:
             text = self.broadcast(text, value.axes, slot.inside.axes)
         self.text[value] = name
@@ -350,6 +349,10 @@ class _Emitter:
         dtypes = [a.dtype for a in op.args]
         if op.op == "cast" and op.args[0] in self.constants:
             return f"tl.full({_shape(op.result.axes)}, {args[0]}, {TYPES[op.result.dtype]})"
+        if op.op == "fma" and op.args[2] in self.inlined:
+            third = self.inlined[op.args[2]]
+            if third.op == "neg":
+                return f"{args[0]} * {args[1]} - {self.value(third.args[0], op.result.axes)}"
         text, helpers = compute_text(op, args, dtypes, self.choices.target)
         self.helpers |= helpers
         return text
@@ -378,7 +381,8 @@ class _Emitter:
     def loop(self, op: For) -> None:
         self.slots_before(op.slots)
         self.hoist_addresses(op)
-        index = self.fresh(op.index.name)
+        names = set(self.names)
+        index = self.fresh(_hint(op.index))
         self.text[op.index] = index
         lo, hi = self.value(op.lo), self.value(op.hi)
         options = ""
@@ -392,6 +396,8 @@ class _Emitter:
             )
         self.line(f"for {index} in {maker}({bounds}{options}):")
         self.nested(op.body, op.slots)
+        if index not in names:
+            self.names.discard(index)
         for slot in op.slots:
             self.text[slot.result] = self.text[slot.inside]
 
@@ -410,11 +416,13 @@ class _Emitter:
     def nested(self, body: Block, slots: Sequence[Slot]) -> None:
         self.depth += 1
         before, described = dict(self.addresses), dict(self.descriptors)
+        names = set(self.names)
         start = len(self.lines)
         self.block(body, slots)
         if len(self.lines) == start:
             self.line("pass")
         self.addresses, self.descriptors = before, described
+        self.names = names | {p.name for p in self.parameters}  # a body's variables end with it
         self.depth -= 1
 
     def slots_before(self, slots: Sequence[Slot]) -> None:
@@ -452,8 +460,6 @@ class _Emitter:
         mask = self.mask(op.buffer, op.index, op.masks, axes)
         if not mask:
             return f"tl.load({address})"
-        if mask and not _has_axes(op.index, op.masks):
-            return f"tl.load({address}, mask={mask}, other=0)"
         return f"tl.load({address}, mask={mask}, other=0)"
 
     def store(self, op: Store) -> None:
@@ -474,18 +480,20 @@ class _Emitter:
         self, buffer: Buffer, index: tuple[Subscript, ...], axes: tuple[Axis, ...]
     ) -> tuple[list[str], list[str], list[str]]:
         """Offset terms: scalars known outside all loops, other scalars, and tiles."""
-        base, inner, tile = [], [], []
+        base: list[str] = []
+        inner: list[str] = []
+        tile: list[str] = []
         for n, s in enumerate(index):
             match s:
                 case Span(axis, start, step):
                     if start is not None:
                         text = f"{self.wide(start)} * {self.stride(buffer, n)}"
                         (base if start in self.root else inner).append(text)
-                    at = self.positions(axis, axes)
-                    at = at if step == 1 else f"{step} * {at}"
+                    along = self.positions(axis, axes)
                     if self.choices.wide:
-                        at = f"{at}.to(tl.int64)" if step == 1 else f"({at}).to(tl.int64)"
-                    tile.append(f"{at} * {self.stride(buffer, n)}")
+                        along = f"{along}.to(tl.int64)"
+                    along = along if step == 1 else f"{step} * {along}"
+                    tile.append(f"{along} * {self.stride(buffer, n)}")
                 case Point(at):
                     if at is not None:
                         text = f"{self.wide(at)} * {self.stride(buffer, n)}"
@@ -587,11 +595,11 @@ class _Emitter:
         for s, extent in zip(index, buffer.shape, strict=True):
             match s:
                 case Span(axis, start, step, below, above) if below or above:
-                    own = self.positions(axis, (axis,))
-                    at = own if step == 1 else f"{step} * {own}"
-                    at = at if start is None else f"{self.value(start)} + {at}"
-                    checks = [f"({at} >= 0)"] if below else []
-                    checks += [f"({at} < {self.extent(extent)})"] if above else []
+                    along = self.positions(axis, (axis,))
+                    along = along if step == 1 else f"{step} * {along}"
+                    along = along if start is None else f"{self.value(start)} + {along}"
+                    checks = [f"({along} >= 0)"] if below else []
+                    checks += [f"({along} < {self.extent(extent)})"] if above else []
                     text = " & ".join(checks)
                     parts.append(_lined_up(f"({text})" if len(checks) > 1 else text, (axis,), axes))
                 case Gather(at, True):
@@ -651,6 +659,11 @@ class _Emitter:
         return self.descriptors[key]
 
 
+def _hint(value: Value) -> str:
+    """A value's name without what made it unique in the block program."""
+    return re.sub(r"(_\d+)+$", "", value.name)
+
+
 def _lined_up(text: str, have: tuple[Axis, ...], want: tuple[Axis, ...]) -> str:
     """Text of a tensor over `have`, indexed so that it broadcasts over `want`."""
     if not have or have == want:
@@ -684,12 +697,6 @@ def _wrapped(names: Sequence[str], width: int = 100) -> Iterator[str]:
         line = f"{line}, {name}" if line else name
     if line:
         yield line
-
-
-def _has_axes(index: tuple[Subscript, ...], masks: tuple[Value, ...]) -> bool:
-    return any(isinstance(s, Span) or (s.at is not None and s.at.axes) for s in index) or any(
-        m.axes for m in masks
-    )
 
 
 def _axes_of(
@@ -783,8 +790,3 @@ def _direct_yields(
         if free and slot.inside not in block.yields:
             found[value] = slot
     return found
-
-
-def is_finite(value: float) -> bool:
-    """Whether a literal can be written as a number."""
-    return math.isfinite(value)

@@ -1,0 +1,154 @@
+"""Runs generated Triton kernels in Triton's interpreter and compares them with the interpreter of programs.
+
+`python -m tests.support.triton_process` with TRITON_INTERPRET=1 reads a JSON list of cases from standard input and prints a JSON
+list of results. A process of its own because Triton reads that variable when a kernel is decorated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Case:
+    """A program of loops (or of nests, to be optimized first) and how to run it."""
+
+    program: str
+    sizes: dict[str, int] = field(default_factory=dict)
+    row_block: int | None = None
+    col_block: int | None = None
+    scale: float = 1.0
+    seed: int = 0
+    optimize: bool = False
+    descriptors: bool = False
+    special: str = ""  # "inf" or "nan": put some into the first input
+
+
+def run_cases(cases: list[Case], timeout: float = 600) -> list[dict[str, Any]]:
+    """Results of the cases: {"errors": {output: relative error}, "same_places": bool} or {"failed": message}."""
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "1",
+        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.triton_process"],
+        input=json.dumps([asdict(c) for c in cases]),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=environment,
+        check=False,
+        cwd=ROOT,
+    )
+    if done.returncode:
+        raise AssertionError(done.stdout[-2000:] + done.stderr[-4000:])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def patch_interpreter() -> None:
+    """Make bf16 dots right: the interpreter stores bf16 as uint16 and multiplies those."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    builder = interpreter.InterpreterBuilder
+    create_dot = builder.create_dot
+
+    def widened(handle: Any) -> Any:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        data = interpreter._convert_float(handle.data, handle.dtype, tl.float32, None)
+        return interpreter.TensorHandle(data.view(np.float32), tl.float32)
+
+    builder.create_dot = lambda self, a, b, d, p, m: create_dot(
+        self, widened(a), widened(b), d, p, m
+    )
+
+
+def _run(case: Case) -> dict[str, Any]:
+    import numpy as np
+    import torch
+
+    from flashlight import pipeline
+    from flashlight.errors import Refusal
+    from flashlight.ir.interpret import interpret
+    from flashlight.ir.text import parse_program
+    from flashlight.rewrite.tile import HOPPER, evaluate
+    from flashlight.runtime import gpu
+
+    program = parse_program(case.program)
+    if case.optimize:
+        optimized = pipeline.optimize(program)
+        if isinstance(optimized, Refusal):
+            return {"failed": str(optimized)}
+        program = optimized
+    rng = np.random.default_rng(case.seed)
+    arrays, tensors = {}, []
+    for buffer in program.inputs:
+        shape = [evaluate(e, case.sizes) for e in buffer.shape]
+        dtype = gpu.TORCH_TYPES[buffer.dtype]
+        if buffer.dtype.is_float:
+            tensor = torch.from_numpy(rng.standard_normal(shape) * case.scale).to(dtype)
+        elif buffer.dtype.value == "bool":
+            tensor = torch.from_numpy(rng.random(shape) < 0.7)
+        else:
+            tensor = torch.from_numpy(rng.integers(0, 4, shape)).to(dtype)
+        if case.special and not tensors:
+            tensor.view(-1)[:: 7919 % max(1, tensor.numel()) or 1] = float(case.special)
+        tensors.append(tensor)
+        arrays[buffer.name] = (tensor.double() if buffer.dtype.is_float else tensor).numpy()
+    expected = interpret(program, arrays, sizes=case.sizes)
+    steps = []
+    for n, loop in enumerate(program.loops):
+        schedule = gpu.schedule_for(
+            program, loop, case.sizes, replace(HOPPER, tma=case.descriptors)
+        )
+        blocks = {
+            "row_block": case.row_block if schedule.rows else None,
+            "col_block": case.col_block,
+        }
+        schedule = replace(schedule, **{k: v for k, v in blocks.items() if v})
+        steps.append(gpu._Step.scheduled(program, loop, schedule, n))
+    executable = gpu.GpuExecutable(program, steps, case.sizes)
+    results = executable(tensors, [case.sizes[s.name] for s in program.sizes])
+    errors, same = {}, True
+    for name, tensor in zip(program.outputs, results, strict=True):
+        got = tensor.double().numpy() if tensor.is_floating_point() else tensor.numpy()
+        want = expected[name]
+        if not tensor.is_floating_point():
+            errors[name] = float((got != want).mean())
+            continue
+        finite = np.isfinite(want)
+        same &= bool((np.isfinite(got) == finite).all() and (np.isnan(got) == np.isnan(want)).all())
+        both = finite & np.isfinite(got)
+        scale = float(np.sqrt((want[finite] ** 2).mean())) if finite.any() else 1.0
+        worst = float(np.abs(got - want)[both].max()) if both.any() else 0.0
+        errors[name] = worst / max(scale, 1e-30)
+    return {"errors": errors, "same_places": same}
+
+
+def main() -> None:
+    patch_interpreter()
+    results = []
+    for item in json.loads(sys.stdin.read()):
+        try:
+            results.append(_run(Case(**item)))
+        except Exception as error:
+            import traceback
+
+            results.append({"failed": "".join(traceback.format_exception(error))[-3000:]})
+    sys.stdout.write("\n" + json.dumps(results) + "\n")
+
+
+if __name__ == "__main__":
+    main()
