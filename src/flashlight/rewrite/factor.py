@@ -87,7 +87,7 @@ def sum_of(addends: Sequence[tuple[bool, Expr]]) -> Expr:
     return result
 
 
-def factor(expr: Expr, reads_final: Callable[[Expr], bool]) -> Expr:
+def factor(expr: Expr, reads_final: Callable[[Expr], bool], varies: Callable[[Expr], bool]) -> Expr:
     """Pull common factors out of every sum that reads a final, bottom-up.
 
     Before:
@@ -100,17 +100,17 @@ def factor(expr: Expr, reads_final: Callable[[Expr], bool]) -> Expr:
     def rule(node: Expr) -> Expr | None:
         if not isinstance(node, Binary) or node.op not in ("add", "sub") or not reads_final(node):
             return None
-        return _factor_sum(node, reads_final)
+        return _factor_sum(node, lambda f: reads_final(f) or varies(f))
 
     return rewrite(expr, rule)
 
 
-def _factor_sum(node: Expr, reads_final: Callable[[Expr], bool]) -> Expr | None:
+def _factor_sum(node: Expr, is_worth: Callable[[Expr], bool]) -> Expr | None:
     addends = [
         Product(p.negative != minus, p.num, p.den)
         for minus, p in ((minus, product_of(a)) for minus, a in addends_of(node))
     ]
-    best = _most_common(addends, reads_final)
+    best = _most_common(addends, is_worth)
     if best is None:
         return None
     chosen = [p for p in addends if best in p.num]
@@ -122,7 +122,7 @@ def _factor_sum(node: Expr, reads_final: Callable[[Expr], bool]) -> Expr | None:
     inner = sum_of([_signed(_without(p, num, den), node) for p in chosen])
     pulled = Product(
         False,
-        (*_in_order(chosen[0].num, num), _factor_sum(inner, reads_final) or inner),
+        (*_in_order(chosen[0].num, num), _factor_sum(inner, is_worth) or inner),
         _in_order(chosen[0].den, den),
     )
     result: list[tuple[bool, Expr]] = []
@@ -134,14 +134,14 @@ def _factor_sum(node: Expr, reads_final: Callable[[Expr], bool]) -> Expr | None:
     summed = sum_of(result)
     if len(result) == 1:
         return summed
-    return _factor_sum(summed, reads_final) or summed
+    return _factor_sum(summed, is_worth) or summed
 
 
-def _most_common(addends: list[Product], reads_final: Callable[[Expr], bool]) -> Expr | None:
-    """A factor that reads a final and stands in two addends or more, in as many as possible; the first such."""
+def _most_common(addends: list[Product], is_worth: Callable[[Expr], bool]) -> Expr | None:
+    """A factor that is worth pulling and stands in two addends or more, in as many as possible; the first such."""
     counts: Counter[Expr] = Counter()
     for p in addends:
-        counts.update(list(dict.fromkeys(f for f in p.num if reads_final(f))))
+        counts.update(list(dict.fromkeys(f for f in p.num if is_worth(f))))
     best = max(counts.values(), default=0)
     if best < 2:
         return None

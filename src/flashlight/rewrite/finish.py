@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from math import comb
 
 from flashlight.ir.exprs import (
     Binary,
@@ -18,7 +19,6 @@ from flashlight.ir.exprs import (
     div,
     dtype_of,
     mul,
-    neg,
     sub,
 )
 from flashlight.ir.visit import rewrite
@@ -32,7 +32,6 @@ class Finish:
     """What a carry's value lacks, kept so that a quotient of two carries can cancel it."""
 
     corrections: tuple[Correction, ...]
-    guard: Expr | None
 
 
 @dataclass(frozen=True)
@@ -42,12 +41,14 @@ class RunningShift:
     Attributes:
         varying: u.
         body: the factor u + ~v, every addend of v anchored by itself.
+        guard: where it applies.
         running: v's signed addends on the way, where the extent of the loop counts what was seen so far.
         final: the same addends at the end, as the program has them.
     """
 
     varying: Expr
     body: Expr
+    guard: Expr | None
     running: tuple[tuple[bool, Expr], ...]
     final: tuple[tuple[bool, Expr], ...]
 
@@ -94,31 +95,52 @@ def finish(
     shifts: Sequence[RunningShift],
     sums: Mapping[Subset, Load],
     found: References,
-    seen: Callable[[], Load] | None,
-    negative: bool,
+    seen: Callable[[Expr], Load],
     finishes: Mapping[str, Finish],
     center: Expr | None = None,
 ) -> Expr:
-    """The value of a term from its accumulators: multiply row scalars, divide the carry, and only where the guard ever held."""
-    top = sums[tuple(range(len(shifts)))]
-    moved = _moved(shifts, sums, center)
-    corrections = list(found.corrections)
-    den = [_cancelled(d, corrections, term.guard, finishes) for d in term.den]
-    row = [*term.num, *found.coefs, *(c.factor for c in corrections)]
-    value = mul(moved, product(row, moved)) if row else moved
-    for d in den:
-        value = div(value, d)
-    if negative:
-        value = neg(value)
-    if seen is None or value is top:
-        return value
-    return Select(seen(), value, top)
+    """The value of a term from its accumulators: multiply row scalars, divide the carry.
+
+    What stood under a guard in the program is applied only where the guard ever held.
+    """
+    value: Expr = sums[tuple(range(len(shifts)))]
+    if shifts:
+        value = _moved(shifts, sums, seen, center)
+    guards = [f.guard for f in (*term.num, *term.den, *found.coefs)]
+    guards += [c.guard for c in found.corrections]
+    for guard in (*(g for g in dict.fromkeys(guards) if g is not None), None):
+        corrections = [c for c in found.corrections if c.guard is guard]
+        den = [_cancelled(f.value, corrections, finishes) for f in term.den if f.guard is guard]
+        row = [f.value for f in (*term.num, *found.coefs) if f.guard is guard]
+        row += [c.factor for c in corrections]
+        inner = value
+        value = mul(value, product(row, value)) if row else value
+        for d in den:
+            value = div(value, d)
+        if guard is not None and value is not inner:
+            value = Select(seen(guard), value, inner)
+    return value
+
+
+def _centered(sums: Mapping[Subset, Load], center: Expr, n: int) -> Expr:
+    """The n-th central moment from those about the reference; `center` times A0 is -A1, so that A2 + 2*c*A1 + c*c*A0 is A2 + c*A1."""
+
+    def order(k: int) -> Load:
+        return sums[tuple(range(k))]
+
+    value: Expr = order(n)
+    power = center
+    for k in range(1, n):
+        count = comb(n, k) if k < n - 1 else n - 1
+        part = power if count == 1 else mul(const(count, dtype_of(value)), power)
+        value = add(value, mul(part, order(n - k)))
+        power = mul(power, center)
+    return value
 
 
 def _cancelled(
     d: Expr,
     corrections: list[Correction],
-    guard: Expr | None,
     finishes: Mapping[str, Finish],
 ) -> Expr:
     """A divisor without the correction it shares with the dividend: (A * c) / (l * c) -> A / l.
@@ -129,7 +151,7 @@ def _cancelled(
     p = product_of(d)
     for f in p.num:
         other = finishes.get(f.buffer.name) if isinstance(f, Load) else None
-        if other is None or other.guard is not guard:
+        if other is None:
             continue
         for c in other.corrections:
             if c in corrections and c.is_exact and c.factor in p.num:
@@ -141,7 +163,10 @@ def _cancelled(
 
 
 def _moved(
-    shifts: Sequence[RunningShift], sums: Mapping[Subset, Load], center: Expr | None
+    shifts: Sequence[RunningShift],
+    sums: Mapping[Subset, Load],
+    seen: Callable[[Expr], Load],
+    center: Expr | None,
 ) -> Expr:
     """The sum at the true finals: every lower carry times the moves it is short of.
 
@@ -151,7 +176,14 @@ def _moved(
     value: Expr = sums[everything]
     if not shifts:
         return value
-    moves = [s.last_move if center is None else center for s in shifts]
+    if center is not None:
+        return _centered(sums, center, len(shifts))
+    moves = [
+        s.last_move
+        if s.guard is None
+        else Select(seen(s.guard), s.last_move, const(0, dtype_of(value)))
+        for s in shifts
+    ]
     addends: dict[tuple[Subset, tuple[Expr, ...]], int] = {}
     for size in range(len(shifts) - 1, -1, -1):
         for picked in combinations(everything, size):
@@ -179,7 +211,7 @@ def cancel_corrections(value: Expr, finishes: Mapping[str, Finish]) -> Expr:
                 continue
             left = [c for c in own.corrections if c.factor in p.num]
             before = len(left)
-            below = _cancelled(node.b, left, own.guard, finishes)
+            below = _cancelled(node.b, left, finishes)
             if len(left) < before:
                 (gone,) = [c for c in own.corrections if c.factor in p.num and c not in left]
                 num = list(p.num)

@@ -24,6 +24,7 @@ from flashlight.rewrite.align import (
 from flashlight.rewrite.bits import strip_casts
 from flashlight.rewrite.factor import product_of
 from flashlight.rewrite.online import online
+from flashlight.rewrite.unions import split_unions
 
 WHOLE_EXTENT = 512
 """A dim of at most so many positions may be held whole in a tile (a head dim, a 3-vector)."""
@@ -96,6 +97,7 @@ def group_and_online(program: Program, tangents: frozenset[str] = frozenset()) -
         program: as `fuse` leaves it.
         tangents: inputs that are gradients of outputs; what depends on them is grouped apart.
     """
+    program = split_unions(program)
     groups = group(program, tangents)
     if isinstance(groups, Refusal):
         return groups

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from flashlight.ir.dtypes import DType
 from flashlight.ir.exprs import (
@@ -42,7 +41,7 @@ from flashlight.rewrite.monotone import hoist, under_guard
 from flashlight.rewrite.references import choose_references
 from flashlight.rewrite.signs import is_nonneg
 from flashlight.rewrite.split import Split
-from flashlight.rewrite.terms import ShiftFactor, Term
+from flashlight.rewrite.terms import Factor, ShiftFactor, Term
 
 
 @dataclass(frozen=True)
@@ -249,7 +248,7 @@ class LoopBuilder:
         return self.carry(nest.name, nest.monoid, body, number, order=nest.parallel)
 
     def _sum(self, nest: Nest, body: Expr, split: Split, number: int) -> Expr | None:
-        terms = split(factor(body, split.reads_final))
+        terms = split(factor(body, split.reads_final, split.varies))
         if terms is None or not all(self._may_take(t, split, number) for t in terms):
             return None
         value: Expr | None = None
@@ -279,8 +278,8 @@ class LoopBuilder:
             lambda u, guard: self.maximum(u, guard, number, f"{nest.name}_peak"),
             lambda peak: any(self.pass_of.get(c) == number for c in reads(peak)),
         )
-        rest, invariants, negative = self._without_invariants(found.rest, term, split.rounding)
-        term = replace(term, rest=rest, num=(*term.num, *invariants))
+        rest, invariants = self._without_invariants(found.rest, term, split.rounding)
+        term = replace(term, rest=rest, num=(*term.num, *(Factor(f) for f in invariants)))
         one = const(1, _float_type(like))
         shifts = [self._running(s, one, number) for s in term.shifts]
         sums: dict[Subset, Load] = {}
@@ -302,33 +301,32 @@ class LoopBuilder:
                 in_pass=not is_top,
             )
         top = sums[tuple(range(len(shifts)))]
-        guard = term.guard
-        seen = None
-        if guard is not None:
-            seen = partial(self.carry, f"{stem}_seen", ANY, guard, number, order=nest.parallel)
-        self.finishes.setdefault(top.buffer.name, Finish(found.corrections, guard))
-        center = self._center(term, shifts, sums)
-        return finish(term, shifts, sums, found, seen, negative, self.finishes, center)
+        self.finishes.setdefault(top.buffer.name, Finish(found.corrections))
+
+        def seen(guard: Expr) -> Load:
+            return self.carry(f"{nest.name}_seen", ANY, guard, number, order=nest.parallel)
+
+        return finish(
+            term, shifts, sums, found, seen, self.finishes, self._center(term, shifts, sums)
+        )
 
     def _without_invariants(
         self, rest: Expr | None, term: Term, rounding: Rounding
-    ) -> tuple[Expr | None, tuple[Expr, ...], bool]:
-        """Factors free of the loop leave the sum: what is left, the factors, and whether a sign left too.
+    ) -> tuple[Expr | None, tuple[Expr, ...]]:
+        """What varies of a body, and the row factors (a sign among them) that leave the sum.
 
-        Not under a guard, where they would have to be proved finite, and not where an fp16 operand would grow past its range.
+        Not where an fp16 operand would grow past its range.
         """
-        if rest is None or term.guard is not None:
-            return rest, (), False
-        if rounding.dot is DType.F16 and not term.weights:
-            return rest, (), False
+        if rest is None or (rounding.dot is DType.F16 and not term.weights):
+            return rest, ()
         p = product_of(rest)
         out = tuple(f for f in p.num if free_dims(f).isdisjoint(self.loop))
         if not out and not p.negative:
-            return rest, (), False
+            return rest, ()
         left = Product(False, tuple(f for f in p.num if f not in out), p.den)
-        if not left.num and not left.den:
-            return None, out, p.negative
-        return build(left, rest), out, p.negative
+        if p.negative:
+            out = (*out, const(-1, _float_type(rest)))
+        return (build(left, rest) if left.num or left.den else None), out
 
     def _running(self, s: ShiftFactor, one: Expr, number: int) -> RunningShift:
         """A shift whose means divide by what was seen so far, rather than by the whole extent."""
@@ -346,22 +344,27 @@ class LoopBuilder:
         moved: dict[Expr, Expr] = {
             anchor(a): anchor(r) for (_, a), (_, r) in zip(final, running, strict=True)
         }
-        return RunningShift(s.varying, rewrite(s.body, moved.get), running, final)
+        return RunningShift(s.varying, rewrite(s.body, moved.get), s.guard, running, final)
 
     def _center(
         self, term: Term, shifts: Sequence[RunningShift], sums: Mapping[Subset, Load]
     ) -> Expr | None:
         """-A1 / A0 for powers of x - mean(x), the mean being a quotient of carries of the same weight and rest."""
-        if len(shifts) < 2 or len({s.body for s in shifts}) != 1:
+        if len(shifts) < 2 or len({s.body for s in shifts}) != 1 or shifts[0].guard is not None:
             return None
         s = shifts[0]
+        varying, out = self._without_invariants(s.varying, Term(), NO_ROUNDING)
         match s.value:
-            case Unary("neg", Binary("div", Load() as above, below)) if below is sums[()]:
-                mean, base = self.named(above.buffer.name), self.named(sums[()].buffer.name)
+            case Unary("neg", Binary("div", above, below)) if below is sums[()]:
+                load, *factors = product_of(above).num
             case _:
                 return None
-        u = s.varying
-        bodies = (u,) if term.rest is None else (mul(term.rest, u), mul(u, term.rest))
+        if not isinstance(load, Load) or tuple(factors) != out or varying is None:
+            return None
+        mean, base = self.named(load.buffer.name), self.named(sums[()].buffer.name)
+        bodies = (
+            (varying,) if term.rest is None else (mul(term.rest, varying), mul(varying, term.rest))
+        )
         if mean.body not in bodies or mean.weight != base.weight or mean.shifts:
             return None
         return neg(div(sums[0,], sums[()]))

@@ -24,7 +24,7 @@ from flashlight.ir.exprs import (
 )
 from flashlight.ir.visit import rewrite
 from flashlight.rewrite.factor import sum_of
-from flashlight.rewrite.terms import Exponent, Term, Weight
+from flashlight.rewrite.terms import Exponent, Factor, Term, Weight
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,13 @@ class Correction:
         factor: the row scalar.
         is_exact: whether w is rho, so that the factor is 1 wherever rho is finite.
         exponents: the varying exponents the reference bounds.
+        guard: the condition under which it is applied.
     """
 
     factor: Expr
     is_exact: bool
     exponents: frozenset[Exponent]
+    guard: Expr | None
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class References:
     rest: Expr | None
     moving: tuple[Expr, ...]
     corrections: tuple[Correction, ...]
-    coefs: tuple[Expr, ...]
+    coefs: tuple[Factor, ...]
 
 
 def choose_references(
@@ -95,7 +97,7 @@ def choose_references(
         corrections=tuple(
             _correction(w, peaks[w.slot], frozenset(exponents[w.slot])) for w in moved
         ),
-        coefs=tuple(exp(sum_of([_signed(p) for p in w.parts])) for w in lone),
+        coefs=tuple(Factor(exp(sum_of([_signed(p) for p in w.parts])), w.guard) for w in lone),
     )
 
 
@@ -130,7 +132,7 @@ def _correction(w: Weight, peak: Expr, exponents: frozenset[Exponent]) -> Correc
     for p in parts:
         minus, x = _signed(p)
         total = sub(total, x) if minus else add(total, x)
-    return Correction(exp(total), not parts, exponents)
+    return Correction(exp(total), not parts, exponents, w.guard)
 
 
 def _signed(x: Expr) -> tuple[bool, Expr]:

@@ -37,11 +37,13 @@ from flashlight.rewrite.factor import addends_of, product_of, sum_of
 from flashlight.rewrite.signs import is_nonneg
 from flashlight.rewrite.terms import (
     Exponent,
+    Factor,
     ShiftFactor,
     Term,
     Weight,
     fill,
     guarded,
+    merged,
     times,
     with_shared_references,
 )
@@ -130,12 +132,9 @@ class Split:
                 assert found is not None
                 term = times(term, found[0])
             else:
-                term = times(term, Term(num=(f,)))
-        term = replace(term, den=p.den)
-        if not p.negative:
-            return (term,)
-        num = (neg(term.num[0]), *term.num[1:]) if term.num else (const(-1, dtype_of(e)),)
-        return (replace(term, num=num),)
+                term = times(term, Term(num=(Factor(f),)))
+        term = replace(term, den=tuple(Factor(d) for d in p.den))
+        return (replace(term, rest=neg(_rest(term, e))) if p.negative else term,)
 
     def _product(self, a: Expr, b: Expr, e: Expr) -> Terms | None:
         left, right = self(a), self(b)
@@ -159,7 +158,7 @@ class Split:
         if not self.reads_final(b):
             return tuple(replace(t, rest=div(_rest(t, e), b)) for t in left)
         if not self.varies(b):
-            return tuple(replace(t, den=(*t.den, b)) for t in left)
+            return tuple(replace(t, den=(*t.den, Factor(b))) for t in left)
         divisor = self(b)
         if divisor is None or len(divisor) != 1 or divisor[0].shifts:
             return None
@@ -330,15 +329,16 @@ class Split:
         bound = frozenset(dims)
         result = []
         for t in terms:
-            outside = [*t.num, *t.den, *(p for w in t.weights for p in w.parts)]
-            outside += [s.body for s in t.shifts]
-            inside = [x.u for w in t.weights for x in w.exponents]  # one reference for all of them
-            if any(not bound.isdisjoint(free_dims(x)) for x in outside + inside):
+            outside: list[Expr | None] = []
+            for f in (*t.num, *t.den):
+                outside += [f.value, f.guard]
+            for w in t.weights:  # one reference for all positions
+                outside += [*w.parts, w.guard]
+                outside += [y for x in w.exponents for y in (x.u, x.guard)]
+            for s in t.shifts:
+                outside += [s.body, s.guard]
+            if any(x is not None and not bound.isdisjoint(free_dims(x)) for x in outside):
                 return None
-            if t.guard is not None and not bound.isdisjoint(free_dims(t.guard)):
-                t = replace(t, guard=None) if t.is_plain else t
-                if t.guard is not None:
-                    return None
             result.append(replace(t, rest=Reduce(SUM, dims, _rest(t, body))))
         return tuple(result)
 
@@ -360,7 +360,7 @@ class Split:
         if not found or len({t.signature for _, t in found}) != 1:
             return None
         first = found[0][1]
-        if first.shifts or not all(is_nonneg(c, self.nonneg) for c in first.num + first.den):
+        if first.shifts or not all(is_nonneg(f.value, self.nonneg) for f in first.num + first.den):
             return None
         shared = with_shared_references([t for _, t in found])
         rests_by_part = {i: _rest(t, parts[i]) for (i, _), t in zip(found, shared, strict=True)}
@@ -371,7 +371,7 @@ class Split:
         ):
             # a weight drops out as well, but then the carry would read a reference and not move with it
             return None if first.weights else (Term(rest=rest),)
-        return (Term(first.num, first.den, shared[0].weights, rest),)
+        return (merged(shared, rest),)
 
     def _merged(self, terms: list[Term], like: Expr) -> Terms | None:
         """Terms of one signature are one: their rests add up."""
@@ -386,11 +386,8 @@ class Split:
         if len(terms) == 1:
             return terms[0]
         terms = with_shared_references(terms)
-        first = terms[0]
         rest = _selected(terms) or sum_of([_signed(_rest(t, like)) for t in terms])
-        guards = [t.guard for t in terms]
-        guard = None if None in guards else _any([g for g in guards if g is not None])
-        return replace(first, rest=rest, guard=guard)
+        return merged(terms, rest)
 
 
 def _rest(term: Term, like: Expr) -> Expr:
@@ -415,16 +412,6 @@ def _selected(terms: list[Term]) -> Expr | None:
             return Select(c, a, b)
         case _:
             return None
-
-
-def _any(guards: list[Expr]) -> Expr | None:
-    result = guards[0]
-    for g in guards[1:]:
-        if isinstance(g, Unary) and g.op == "not" and g.x is result:
-            return None  # c or not c
-        if g is not result:
-            result = Binary("or", result, g)
-    return result
 
 
 def _is_homogeneous(e: Expr) -> bool:
