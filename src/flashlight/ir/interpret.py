@@ -532,6 +532,7 @@ def convert(x: Array, dtype: DType, arithmetic: Arithmetic) -> Array:
     return x.astype(kind, copy=False)
 
 
+@np.errstate(all="ignore")
 def round_to(x: Array, dtype: DType) -> Array:
     """The nearest values of a float type, ties to even; bf16 in an f32 array."""
     match dtype:
@@ -542,8 +543,7 @@ def round_to(x: Array, dtype: DType) -> Array:
             rounded = ((bits + half) & np.uint32(0xFFFF0000)).view(np.float32)
             return np.where(np.isfinite(single), rounded, single).reshape(np.shape(x))
         case DType.F16:
-            with np.errstate(all="ignore"):
-                return x.astype(np.float16).astype(np.float32)
+            return x.astype(np.float16).astype(np.float32)
         case DType.F32:
             return x.astype(np.float32)
         case _:
