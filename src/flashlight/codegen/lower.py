@@ -280,8 +280,9 @@ class _Lowering:
             return b.compute("floordiv", more, size)
 
         def clip(at: Value, low: Value, high: Value) -> Value:
-            at = at if b.literal(low) == 0 and b.literal(at) == 0 else b.compute("max", at, low)
-            return at if at is high else b.compute("min", at, high)
+            if b.literal(at) == 0:
+                return low  # nothing is below 0
+            return b.compute("min", b.compute("max", at, low), high)
 
         hi = clip(up(index(bounds.hi)), zero, tiles)
         lo = clip(down(index(bounds.lo)), zero, hi)
