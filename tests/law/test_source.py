@@ -8,7 +8,7 @@ from pathlib import Path
 
 SRC = Path(__file__).parents[2] / "src" / "flashlight"
 FILES = sorted(SRC.rglob("*.py"))
-LONGEST = 900  # lines; a file that grows past it holds two things
+LONGEST = 1200  # lines; a file that grows past it holds two things
 
 
 def nodes() -> Iterator[tuple[str, ast.AST]]:
