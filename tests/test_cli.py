@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from flashlight.__main__ import main
 from flashlight.bench import cells, record
+from flashlight.runtime import cache
 
 PROGRAM = """program p
   size S
@@ -104,12 +104,11 @@ def test_cache_lists_shows_and_clears(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLASHLIGHT_CACHE_DIR", str(tmp_path))
-    entry = tmp_path / "ab" / "abcdef"
-    entry.mkdir(parents=True)
-    (entry / "key.json").write_text(json.dumps({"program": "program p\n  ...", "device": "cpu"}))
+    parts = {"kind": "triton", "device": "cpu"}
+    entry = cache.store(parts, {"kernel.py": "x = 1"})
     assert main(["cache", "list"]) == 0
     assert "1 entries" in capsys.readouterr().out
-    assert main(["cache", "show", "abc"]) == 0
+    assert main(["cache", "show", cache.key_of(parts)[:6]]) == 0
     assert "device: cpu" in capsys.readouterr().out
     assert main(["cache", "clear"]) == 0
     assert not entry.exists()

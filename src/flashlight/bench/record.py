@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import json
 import os
 import platform
@@ -17,6 +16,7 @@ import torch
 
 from flashlight import __version__
 from flashlight.bench.cells import Cell, short
+from flashlight.runtime.cache import package_fingerprint
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -70,7 +70,7 @@ def machine(device: torch.device) -> dict[str, Any]:
         "device": _device_name(device),
         "flashlight": __version__,
         "commit": _commit(),
-        "source": _source_hash(),
+        "source": package_fingerprint(),
         "torch": torch.__version__,
         "triton": _version_of("triton"),
         "python": platform.python_version(),
@@ -115,15 +115,6 @@ def _commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return os.environ.get("FLASHLIGHT_COMMIT")
     return run.stdout.strip()
-
-
-def _source_hash() -> str:
-    """A hash of the package's sources: what ran, whatever the checkout says."""
-    digest = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        digest.update(str(path.relative_to(PACKAGE)).encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def save(path: Path, facts: dict[str, Any], rows: list[Row]) -> None:

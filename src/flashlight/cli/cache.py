@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from flashlight.cli.console import console, fail
-from flashlight.cli.doctor import cache_folder
+from flashlight.runtime.cache import root
 
 
 def add(commands: Any) -> None:
@@ -28,8 +28,8 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Entries are the folders that hold a key.json."""
-    folder, out = cache_folder(), console()
+    """Entries are the folders that hold a key.json; see runtime.cache."""
+    folder, out = root(), console()
     if args.action == "path":
         out.print(str(folder), soft_wrap=True, highlight=False)
         return 0
@@ -56,28 +56,30 @@ def run(args: argparse.Namespace) -> int:
 
 def _table(entries: list[Path]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for heading in ("key", "made", "KiB", "program", "device"):
+    for heading in ("key", "made", "KiB", "kind", "files"):
         table.add_column(heading)
     for entry in entries:
-        key = _key(entry)
+        key, files = _record(entry)
         size = sum(p.stat().st_size for p in entry.rglob("*") if p.is_file()) / 1024
         made = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.stat().st_mtime))
-        program = str(key.get("program", "")).partition("\n")[0]
-        table.add_row(entry.name[:16], made, f"{size:.0f}", program, str(key.get("device", "")))
+        kind = str(key.get("kind", "?"))
+        table.add_row(entry.name[:16], made, f"{size:.0f}", kind, ", ".join(files))
     return table
 
 
-def _key(entry: Path) -> dict[str, Any]:
+def _record(entry: Path) -> tuple[dict[str, Any], list[str]]:
+    """What the key was made of, and the names of the files; both empty for a damaged entry."""
     try:
-        key = json.loads((entry / "key.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return key if isinstance(key, dict) else {}
+        record = json.loads((entry / "key.json").read_text(encoding="utf-8"))
+        return dict(record["key"]), sorted(record["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}, []
 
 
 def _show(entry: Path, out: Any) -> None:
     out.print(f"[bold]{entry}[/]", highlight=False, soft_wrap=True)
-    for name, value in _key(entry).items():
+    key, _ = _record(entry)
+    for name, value in key.items():
         text = str(value)
         joined = f"\n{text}" if "\n" in text else f" {text}"
         out.print(f"{name}:{joined}", highlight=False, markup=False, soft_wrap=True)

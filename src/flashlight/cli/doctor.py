@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata, util
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from rich.table import Table
@@ -192,7 +190,9 @@ def _compiler() -> Iterator[Finding]:
 
 
 def _cache() -> Iterator[Finding]:
-    folder = cache_folder()
+    from flashlight.runtime.cache import root
+
+    folder = root()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -209,13 +209,6 @@ def _cache() -> Iterator[Finding]:
     mode = folder.stat().st_mode & 0o077
     hint = "Others may read or write it." if mode else ""
     yield Finding("cache", "ok", f"{folder}, {free:.0f} GiB free", hint)
-
-
-def cache_folder() -> Path:
-    """Where compiled kernels are kept."""
-    given = os.environ.get("FLASHLIGHT_CACHE_DIR")
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(given) if given else home / "flashlight"
 
 
 def _extras() -> Iterator[Finding]:
