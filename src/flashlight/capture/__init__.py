@@ -1,0 +1,1 @@
+"""From FX graphs to regions that become kernels, and back."""

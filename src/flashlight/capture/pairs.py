@@ -1,0 +1,381 @@
+"""Where two independent axes meet: which cells hold one value for each pair of rows, and which cells close such pairs.
+
+A *pair* (X, Y) of a cell are two sets of its dims that came from different operands: the rows of Q and the rows of K in scores.
+It is made by a contraction, or by a broadcasting pointwise op whose result is larger than what it reads; it is kept by whatever
+reads it at both; it is *closed* by a cell that reduces over one side or reads it at a point. Sizes never make two axes one;
+they only say whether a product with a weight matrix, or an outer product, is worth looking at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from flashlight.ir.exprs import Binary, Cast, Const, Dim, Expr, Index, Load, Size, Unary
+from flashlight.ir.monoids import SUM
+from flashlight.ir.visit import children, free_dims, loads, substitute
+from flashlight.lift.cells import Cell, dims_of_load
+from flashlight.lift.extents import hint
+from flashlight.lift.lift import Lifter
+
+Places = frozenset[int]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two sides, as positions of parallel dims of a cell.
+
+    Attributes:
+        rows: dims that came from the first operand only; empty where it has one row.
+        columns: dims that came from the second.
+        is_strong: made by a product of two tensors of activations; others must pay for themselves in size.
+    """
+
+    rows: Places
+    columns: Places
+    is_strong: bool
+
+
+@dataclass
+class Pairing:
+    """What is known of one cell.
+
+    Attributes:
+        pairs: those it holds.
+        closes: whether it closes pairs of `sources`; then it holds none.
+        sources: names of the cells from which its pairs came.
+        contraction: whether it sums products of two tensors.
+        origin: whether its own operands make a pair.
+        weighted: whether one operand of the contraction is a weight.
+    """
+
+    pairs: frozenset[Pair] = frozenset()
+    closes: bool = False
+    sources: frozenset[str] = frozenset()
+    contraction: bool = False
+    origin: bool = False
+    weighted: bool = False
+
+
+@dataclass(frozen=True)
+class _Incoming:
+    """A pair of a producer, in dims of the reader."""
+
+    source: str
+    pair: Pair
+    rows: frozenset[Dim]
+    columns: frozenset[Dim]
+    reach: frozenset[Dim]  # all dims along which the producer is read
+    is_closed: bool
+    is_whole: bool  # whether closing leaves nothing of one side
+
+    @property
+    def dims(self) -> frozenset[Dim]:
+        return self.rows | self.columns
+
+    @property
+    def is_separable(self) -> bool:
+        return not self.rows & self.columns
+
+
+@dataclass
+class Pairs:
+    """The analysis of a whole graph.
+
+    Attributes:
+        lifter: the lifted graph.
+        hints: sizes of symbols at the first call.
+        weights: whether products with weight matrices may make pairs.
+        claimed: cells that are spoken for and are treated as leaves.
+    """
+
+    lifter: Lifter
+    hints: Mapping[str, int]
+    weights: bool = False
+    claimed: frozenset[str] = frozenset()
+    of: dict[str, Pairing] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for cell in self.lifter.cells.values():
+            if cell.name in self.claimed or cell.is_index:
+                self.of[cell.name] = Pairing()
+            else:
+                self.of[cell.name] = self._analyse(cell)
+
+    # -- Sizes
+
+    def count(self, name: str) -> int:
+        return count(name, self.lifter, self.hints)
+
+    def _extent(self, dims: frozenset[Dim], cell: Cell) -> int:
+        sizes = {
+            d: hint(e, self.hints) for d, e in zip(cell.nest.parallel, cell.extents(), strict=True)
+        }
+        return math.prod(sizes.get(d, 1) for d in dims)
+
+    # -- One cell
+
+    def _analyse(self, cell: Cell) -> Pairing:
+        operands = self._operands(cell)
+        product = operands is not None
+        weighted = operands is not None and self._is_weighted(cell, *operands)
+        incoming = [i for load in cell.loads() for i in self._incoming(cell, load)]
+        closed = [i for i in incoming if i.is_closed and self._pays(cell, i, weighted)]
+        if closed:
+            sources = frozenset(i.source for i in closed)
+            return Pairing(frozenset(), True, sources, product, weighted=weighted)
+        if operands is not None:
+            made = self._origin(cell, *operands, weighted)
+            if made is not None or cell.contraction:
+                sources = self._factors_of(cell)
+                pairs = frozenset((made,)) if made is not None else frozenset[Pair]()
+                return Pairing(pairs, False, sources, True, made is not None, weighted)
+        kept = _undominated([i for i in incoming if not i.is_closed and self._is_kept(cell, i)])
+        if kept:
+            places = {d: n for n, d in enumerate(cell.nest.parallel)}
+            pairs = frozenset(
+                Pair(
+                    frozenset(places[d] for d in i.rows if d in places),
+                    frozenset(places[d] for d in i.columns if d in places),
+                    i.pair.is_strong,
+                )
+                for i in kept
+            )
+            return Pairing(pairs, False, frozenset(i.source for i in kept))
+        outer = self._outer_product(cell) if not incoming else None
+        if outer is not None:
+            return Pairing(frozenset((outer,)), False, frozenset(), origin=True)
+        return Pairing()
+
+    def _incoming(self, cell: Cell, load: Load) -> Iterator[_Incoming]:
+        known = self.of.get(load.buffer.name)
+        if known is None:
+            return
+        producer = self.lifter.cells[load.buffer.name]
+        reduced = frozenset(cell.nest.reduced)
+        for pair in known.pairs:
+            rows = frozenset(d for i in pair.rows for d in free_dims(load.index[i]))
+            columns = frozenset(d for i in pair.columns for d in free_dims(load.index[i]))
+            gone = bool(pair.rows and not rows) or bool(pair.columns and not columns)
+            hit = bool((rows | columns) & reduced)
+            point = not hit and not gone and self._is_point(cell, producer, pair, rows, columns)
+            whole = (
+                gone
+                or point
+                or bool(pair.columns and columns <= reduced)
+                or bool(pair.rows and rows <= reduced)
+            )
+            yield _Incoming(
+                producer.name, pair, rows, columns, dims_of_load(load), hit or gone or point, whole
+            )
+
+    def _is_point(
+        self,
+        cell: Cell,
+        producer: Cell,
+        pair: Pair,
+        rows: frozenset[Dim],
+        columns: frozenset[Dim],
+    ) -> bool:
+        """Whether a reader sees one element for each row (a diagonal, a gather) rather than the pairs in another order."""
+        if not pair.rows or not pair.columns or (rows - columns and columns - rows):
+            return False
+        extents = [hint(e, self.hints) for e in producer.extents()]
+        sides = (math.prod(extents[i] for i in side) for side in (pair.rows, pair.columns))
+        return self._extent(rows | columns, cell) <= max(sides)
+
+    def _pays(self, cell: Cell, incoming: _Incoming, weighted: bool) -> bool:
+        """Whether closing is closing: a product with a weight must use up a side, a weak pair must be the larger tensor."""
+        if weighted and not incoming.is_whole:
+            return False
+        if incoming.pair.is_strong:
+            return True
+        size = self.count(incoming.source)
+        return all(self.count(n) < size for n in self._data(cell) if not self._is_paired(n))
+
+    def _is_kept(self, cell: Cell, incoming: _Incoming) -> bool:
+        """Whether a pair that is read and not closed is a pair of the reader."""
+        if cell.contraction:
+            return False
+        if incoming.pair.is_strong:
+            return True
+        size = self.count(cell.name)
+        return all(self.count(n) < size for n in self._data(cell) if not self._is_paired(n))
+
+    def _is_paired(self, name: str) -> bool:
+        known = self.of.get(name)
+        return known is not None and bool(known.pairs)
+
+    def _data(self, cell: Cell) -> set[str]:
+        """Names of what a cell reads, without what is made of positions only."""
+        names = {load.buffer.name for load in cell.loads()}
+        return {n for n in names if n not in self.lifter.cells or not self.lifter.cells[n].is_index}
+
+    # -- Origins
+
+    def _operands(self, cell: Cell) -> tuple[Expr, Expr] | None:
+        """The two factors of a sum of products, also where the product is a cell of its own."""
+        if cell.nest.monoid is not SUM or not cell.dtype.is_float:
+            return None
+        body = _without_casts(cell.nest.body)
+        if isinstance(body, Load) and body.buffer.name in self.lifter.cells:
+            inner = self.lifter.cells[body.buffer.name]
+            if not inner.is_pointwise or inner.name in self.claimed:
+                return None
+            mapping = dict(zip(inner.nest.parallel, body.index, strict=True))
+            body = _without_casts(substitute(inner.nest.body, mapping))
+        if not isinstance(body, Binary) or body.op != "mul":
+            return None
+        reduced = frozenset(cell.nest.reduced)
+        sides = (self._reach(body.a), self._reach(body.b))
+        if not all(s & reduced for s in sides):
+            return None
+        if not cell.contraction and sides[0] == sides[1]:
+            return None
+        return body.a, body.b
+
+    def _factors_of(self, cell: Cell) -> frozenset[str]:
+        """The product cell that a sum-of-products reads, which goes where the sum goes."""
+        body = _without_casts(cell.nest.body)
+        return frozenset((body.buffer.name,)) if isinstance(body, Load) else frozenset()
+
+    def _reach(self, expr: Expr) -> frozenset[Dim]:
+        """Dims along which the data that an expression reads vary."""
+        found: frozenset[Dim] = frozenset()
+        for load in loads(expr):
+            found |= dims_of_load(load)
+        return found
+
+    def _origin(self, cell: Cell, a: Expr, b: Expr, weighted: bool) -> Pair | None:
+        places = {d: n for n, d in enumerate(cell.nest.parallel)}
+        left, right = self._reach(a) & places.keys(), self._reach(b) & places.keys()
+        rows = frozenset(places[d] for d in left - right)
+        columns = frozenset(places[d] for d in right - left)
+        if not rows and not columns:
+            return None
+        if not weighted:
+            return Pair(rows, columns, True)
+        size = self.count(cell.name)
+        read = [self.count(load.buffer.name) for e in (a, b) for load in loads(e)]
+        if self.weights and rows and columns and all(n < size for n in read):
+            return Pair(rows, columns, False)
+        return None
+
+    def _is_weighted(self, cell: Cell, a: Expr, b: Expr) -> bool:
+        """Whether one factor is a parameter or what is made of one, with no batch dims in common with the other."""
+        parallel = frozenset(cell.nest.parallel)
+        if self._reach(a) & self._reach(b) & parallel:
+            return False
+        return self._is_parameter(a) or self._is_parameter(b)
+
+    def _is_parameter(self, expr: Expr, depth: int = 6) -> bool:
+        for load in loads(expr):
+            name = load.buffer.name
+            leaf = self.lifter.leaves.get(name)
+            if leaf is not None:
+                if leaf.node.op == "call_function":
+                    return False
+                continue
+            cell = self.lifter.cells[name]
+            if cell.is_index:
+                continue
+            if (
+                not cell.is_pointwise
+                or depth == 0
+                or not self._is_parameter(cell.nest.body, depth - 1)
+            ):
+                return False
+        return True
+
+    def _outer_product(self, cell: Cell) -> Pair | None:
+        """The pair of a broadcasting pointwise op, if the result is larger than everything it reads."""
+        if not cell.is_pointwise or not cell.dtype.is_float:
+            return None
+        data = [
+            load
+            for load in cell.loads()
+            if load.buffer.name in self._data(cell) and load.buffer.dtype.is_float
+        ]
+        size = self.count(cell.name)
+        if any(self.count(load.buffer.name) >= size for load in data):
+            return None
+        places = {d: n for n, d in enumerate(cell.nest.parallel)}
+        for n, first in enumerate(data):
+            for second in data[n + 1 :]:
+                a, b = dims_of_load(first), dims_of_load(second)
+                if a - b and b - a:
+                    rows = frozenset(places[d] for d in a - b)
+                    columns = frozenset(places[d] for d in b - a)
+                    return Pair(rows, columns, False)
+        return None
+
+
+def count(name: str, lifter: Lifter, hints: Mapping[str, int]) -> int:
+    """Elements of a cell or leaf, at the first call."""
+    cell = lifter.cells.get(name)
+    extents = cell.extents() if cell is not None else lifter.leaves[name].shape
+    return math.prod(hint(e, hints) for e in extents)
+
+
+def _undominated(incoming: list[_Incoming]) -> list[_Incoming]:
+    """Pairs that cover as much as the others.
+
+    A bias along one axis of a 2-D map, or a product that is read at a mixture of both sides (shifted, gathered), is no pair of
+    the whole map: it is smaller, or has no tile form, and is better made beforehand.
+    """
+    whole = [i for i in incoming if i.is_separable and i.pair.is_strong]
+    return [
+        i
+        for i in incoming
+        if not any(j is not i and (not j.dims <= i.reach or not i.is_separable) for j in whole)
+    ]
+
+
+def _without_casts(expr: Expr) -> Expr:
+    while isinstance(expr, Cast):
+        expr = expr.x
+    return expr
+
+
+def is_cheap(cell: Cell, cells: Mapping[str, Cell]) -> bool:
+    """Whether a pointwise cell is one tensor scaled, shifted or cast: nothing that is worth a trip to memory."""
+    if not cell.is_pointwise:
+        return False
+    data = {
+        load.buffer
+        for load in cell.loads()
+        if load.buffer.name not in cells or not cells[load.buffer.name].is_index
+    }
+    if len(data) > 1:
+        return False
+    return all(_is_cheap_node(e) for e in _arithmetic(cell.nest.body))
+
+
+def _arithmetic(expr: Expr) -> Iterator[Expr]:
+    """Nodes of an expression, those of indices left out."""
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        yield node
+        match node:
+            case Cast(x, _):
+                stack.append(x)
+            case Binary(_, a, b):
+                stack.extend((a, b))
+            case Load() | Const() | Index():
+                pass
+            case _:
+                stack.extend(children(node))
+
+
+def _is_cheap_node(node: Expr) -> bool:
+    match node:
+        case Load() | Const() | Index() | Cast() | Size():
+            return True
+        case Binary(op, _, _):
+            return op in ("add", "sub", "mul", "div")
+        case Unary(op, _):
+            return op == "neg"
+        case _:
+            return False

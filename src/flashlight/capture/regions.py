@@ -1,0 +1,481 @@
+"""Regions: sets of cells that become one program, found by structure.
+
+A region grows from cells that close pairs: back to where the pairs were made, over the row statistics that lie between, forward
+over what is computed row by row from the results, and back again over whatever is cheaper to compute than to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch.fx
+
+from flashlight.capture.pairs import Pairs, count, is_cheap
+from flashlight.errors import Refusal
+from flashlight.ir.exprs import Dim, Index, Load, Unary
+from flashlight.ir.monoids import ALL, ANY, SUM
+from flashlight.ir.visit import free_dims, walk
+from flashlight.lift.cells import Cell, dims_of_load, user_line
+from flashlight.lift.lift import Lifter, has_rule
+
+Node = torch.fx.Node
+
+# A product with a weight matrix that is not normalised (an MLP) is worth recomputing only where its result dwarfs all else.
+UNNORMALISED_WEIGHT_RATIO = 4
+EPILOGUE_DEPTH = 16
+
+
+@dataclass(eq=False)
+class Region:
+    """Cells that are computed together.
+
+    Attributes:
+        closers: names of the cells that close the pairs.
+        paired: names of the cells that hold them.
+        members: names of all cells, those above included.
+        roots: cells that something outside reads, in order.
+        is_weak: whether its pairs were made by products with weights or by outer products only.
+    """
+
+    closers: set[str]
+    paired: set[str]
+    members: set[str] = field(default_factory=set)
+    roots: list[Cell] = field(default_factory=list)
+    is_weak: bool = False
+
+    def __post_init__(self) -> None:
+        self.members |= self.closers | self.paired
+
+
+@dataclass
+class Finder:
+    """Finds the regions of one lifted graph.
+
+    Attributes:
+        lifter: the lifted graph.
+        hints: sizes of symbols at the first call.
+        refusals: near misses, in order.
+    """
+
+    lifter: Lifter
+    hints: Mapping[str, int]
+    refusals: list[Refusal] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.order = {n: i for i, n in enumerate(self.lifter.graph.nodes)}
+        self.cells = self.lifter.cells
+        self.rank = {name: i for i, name in enumerate(self.cells)}
+        self.owners: dict[Node, list[Cell]] = {}
+        for cell in self.cells.values():
+            for tensor in cell.tensors:
+                self.owners.setdefault(tensor, []).append(cell)
+
+    def regions(self) -> list[Region]:
+        """All regions that are worth taking, in order of their results."""
+        found: list[Region] = []
+        for weights in (False, True):
+            claimed = frozenset(name for r in found for name in r.members if weights)
+            pairs = Pairs(self.lifter, self.hints, weights, claimed)
+            candidates = [c for c in self._components(pairs) if not c.closers <= claimed]
+            complete = [r for r in candidates if self._complete(r, pairs)]
+            held = {name for r in (*found, *complete) for name in r.members}
+            found.extend(r for r in complete if self._is_taken(r, pairs, held))
+        return sorted(found, key=lambda r: max(self.rank[name] for name in r.closers))
+
+    # -- Cores
+
+    def _components(self, pairs: Pairs) -> list[Region]:
+        """Closers with what they close, merged where they share it and nothing from outside lies between."""
+        regions: list[Region] = []
+        for cell in self.cells.values():
+            known = pairs.of[cell.name]
+            if not known.closes:
+                continue
+            new = Region({cell.name}, _cone(known.sources, pairs))
+            apart = []
+            for old in regions:
+                merged = Region(new.closers | old.closers, new.paired | old.paired)
+                if new.paired & old.paired and self._close_gaps(merged, pairs) is None:
+                    new = merged
+                else:
+                    apart.append(old)
+            regions = [*apart, new]
+        return regions
+
+    def _close_gaps(self, region: Region, pairs: Pairs) -> Node | None:
+        """Add what lies between members (row statistics on their way back); the node that cannot be added, if there is one."""
+        while True:
+            gap = [c for n in self._between(region) for c in self._cells_of(n)]
+            for node in self._between(region):
+                cells = self._cells_of(node)
+                if not cells or any(pairs.of[c.name].contraction for c in cells):
+                    return node
+            fresh = {c.name for c in gap} - region.members
+            if not fresh:
+                return None
+            region.members |= fresh
+            region.paired |= {name for name in fresh if pairs.of[name].pairs}
+
+    def _between(self, region: Region) -> list[Node]:
+        """FX nodes on a path from a member to a member that are no views and not in the region."""
+        inside = self._nodes(region.members)
+        if not inside:
+            return []
+        first, last = (f(self.order[n] for n in inside) for f in (min, max))
+        window = [n for n, i in self.order.items() if first <= i <= last]
+        after = set(inside)
+        for node in window:
+            if node not in after and any(a in after for a in node.all_input_nodes):
+                after.add(node)
+        before = set(inside)
+        for node in reversed(window):
+            if node not in before and any(u in before for u in node.users):
+                before.add(node)
+        between = [n for n in window if n in after and n in before and n not in inside]
+        return [n for n in between if n not in self.lifter.views]
+
+    def _nodes(self, names: set[str]) -> set[Node]:
+        """FX nodes that are computed by these cells and by no others."""
+        found: set[Node] = set()
+        for name in names:
+            for tensor in self.cells[name].tensors:
+                found.add(tensor)
+        for node, cells in self.lifter.made.items():
+            if node not in found and all(c.name in names for c in cells):
+                found.add(node)
+        return found
+
+    def _cells_of(self, node: Node) -> list[Cell]:
+        return self.lifter.made.get(node, [])
+
+    # -- Growing
+
+    def _complete(self, region: Region, pairs: Pairs) -> bool:
+        """Grow a core to its region; False (with a refusal where it is a near miss) if it cannot be one."""
+        if any(0 in self.cells[name].extents() for name in region.members):
+            return False
+        region.is_weak = not any(p.is_strong for n in region.paired for p in pairs.of[n].pairs)
+        gap = self._close_gaps(region, pairs)
+        if gap is not None:
+            self._refuse_node(region, gap)
+            return False
+        self._extend(region)
+        self._absorb(region, pairs)
+        region.roots = [
+            self.cells[n] for n in self._in_order(region.members) if self._is_root(n, region)
+        ]
+        return True
+
+    def _count(self, name: str) -> int:
+        return count(name, self.lifter, self.hints)
+
+    def _in_order(self, names: set[str]) -> list[str]:
+        return sorted(names, key=self.rank.__getitem__)
+
+    def _readers(self, cell: Cell) -> set[Node]:
+        """FX nodes that read a cell, through views."""
+        return readers(cell, self.lifter)
+
+    def _outside(self, cell: Cell, members: set[str]) -> set[Node]:
+        """Readers of a cell that are not in the region."""
+        return {n for n in self._readers(cell) if not self._is_inside(n, cell, members)}
+
+    def _is_inside(self, node: Node, cell: Cell, members: set[str]) -> bool:
+        """Whether a reader's own cells that read `cell` (or a copy of it) are all members."""
+        made = self._cells_of(node)
+        reading = [c for c in made if any(e.buffer.name == cell.name for e in c.loads())]
+        return bool(made) and all(c.name in members for c in (reading or made))
+
+    def _is_root(self, name: str, region: Region) -> bool:
+        return (
+            name not in region.paired
+            and name in region.closers | self._derived(region)
+            and bool(self._outside(self.cells[name], region.members))
+        )
+
+    def _derived(self, region: Region) -> set[str]:
+        """Members that are computed from a closer: everything else is absorbed, and also computed outside if read there."""
+        found = set(region.closers)
+        for name in self._in_order(region.members):
+            if any(e.buffer.name in found for e in self.cells[name].loads()):
+                found.add(name)
+        return found
+
+    def _extend(self, region: Region) -> None:
+        """Take what is computed row by row from the results, as long as nothing else wants those."""
+        for _ in range(EPILOGUE_DEPTH):
+            derived = self._derived(region) - region.paired
+            reached = self._descendants(region)
+            for name in self._in_order(derived):
+                outside = self._outside(self.cells[name], region.members)
+                following = [c for n in outside for c in self._cells_of(n)]
+                if len(following) == 1 and self._is_epilogue(
+                    following[0], region, derived, reached
+                ):
+                    region.members.add(following[0].name)
+                    break
+            else:
+                return
+
+    def _is_epilogue(
+        self, cell: Cell, region: Region, derived: set[str], reached: set[Node]
+    ) -> bool:
+        """Whether a cell only goes over results of the region, element by element."""
+        if not cell.is_pointwise or len(cell.tensors) != 1 or cell.name in region.members:
+            return False
+        largest = 0
+        size = self._count(cell.name)
+        for load in cell.loads():
+            name = load.buffer.name
+            if name in derived:
+                only = self._outside(self.cells[name], region.members) <= set(cell.tensors)
+                if not only or not _is_plain(load, cell):
+                    return False
+                largest = max(largest, self._count(name))
+            elif name in region.members or self._node_of(name) in reached:
+                return False
+        return size <= largest
+
+    def _node_of(self, name: str) -> Node | None:
+        if name in self.cells:
+            tensors = self.cells[name].tensors
+            return tensors[0] if tensors else None
+        return self.lifter.leaves[name].node
+
+    def _descendants(self, region: Region) -> set[Node]:
+        """FX nodes that depend on results of the region."""
+        found = {t for name in self._derived(region) for t in self.cells[name].tensors}
+        for node in self.order:
+            if node not in found and any(a in found for a in node.all_input_nodes):
+                found.add(node)
+        return found
+
+    def _absorb(self, region: Region, pairs: Pairs) -> None:
+        """Take what members read and what is cheaper to compute than to read, back to the frontier."""
+        sides = {
+            name: [(p.rows, p.columns) for p in pairs.of[name].pairs] for name in region.paired
+        }
+        work = self._in_order(region.members)
+        while work:
+            reader = self.cells[work.pop()]
+            for load in reader.loads():
+                name = load.buffer.name
+                if name in region.members or name not in self.cells:
+                    continue
+                cell = self.cells[name]
+                inner = _sides_through(load, reader, sides.get(reader.name, []))
+                if not self._is_absorbed(cell, reader, bool(inner), region, pairs):
+                    continue
+                region.members.add(name)
+                if inner:
+                    sides[name] = inner
+                work.append(name)
+
+    def _is_absorbed(
+        self, cell: Cell, reader: Cell, is_paired: bool, region: Region, pairs: Pairs
+    ) -> bool:
+        if cell.is_index or not cell.tensors:  # positions, and steps inside one op's rule
+            return True
+        if pairs.of[cell.name].contraction:
+            return False
+        if is_paired and not cell.is_pointwise:
+            return True
+        if not cell.dtype.is_float:
+            return cell.is_pointwise or self._is_mask_statistic(cell)
+        if not cell.is_pointwise:
+            return False
+        if is_paired:
+            return True
+        if is_cheap(cell, self.cells):
+            return not self._narrows(cell)
+        if _is_lookup(cell) and pairs.of[reader.name].contraction:
+            return True
+        is_epilogue = reader.name not in region.paired and not pairs.of[reader.name].contraction
+        return is_epilogue and not self._outside(cell, region.members) and self._fits(cell, reader)
+
+    def _narrows(self, cell: Cell) -> bool:
+        """Whether a cast makes elements smaller: then it is better done once, before."""
+        return any(
+            e.buffer.dtype.is_float and e.buffer.dtype.bits > cell.dtype.bits for e in cell.loads()
+        )
+
+    def _fits(self, cell: Cell, reader: Cell) -> bool:
+        return self._count(cell.name) <= self._count(reader.name)
+
+    def _is_mask_statistic(self, cell: Cell) -> bool:
+        """Whether a cell says of each row of a mask whether it has any: then the mask need not be made for it."""
+        if cell.nest.monoid not in (ANY, ALL):
+            return False
+        names = {e.buffer.name for e in cell.loads()}
+        return all(n in self.cells and not self.cells[n].dtype.is_float for n in names)
+
+    # -- Worth
+
+    def _is_taken(self, region: Region, pairs: Pairs, held: set[str]) -> bool:
+        """Whether a complete region is worth a kernel; a refusal is noted where it looks like attention and is not taken."""
+        if not region.roots:
+            return False
+        is_core, is_large = self._is_core(region, pairs), self._is_large(region)
+        if region.is_weak:
+            taken = is_large and (is_core or self._is_matrix_closed(region, pairs, is_core))
+        else:
+            taken = is_core or is_large
+        if not taken:
+            return False
+        for name in self._in_order(region.paired):
+            for node in sorted(self._outside(self.cells[name], held), key=self.order.__getitem__):
+                self._refuse_node(region, node, self.cells[name])
+                return False
+        return True
+
+    def _is_core(self, region: Region, pairs: Pairs) -> bool:
+        """Whether rows are normalised: a statistic of the pairs, and either a product with them or a use of it among them."""
+        statistics = {n for n in region.closers if not pairs.of[n].contraction}
+        products = region.closers - statistics
+        return bool(statistics) and (bool(products) or self._has_exp_sum(region, statistics))
+
+    def _has_exp_sum(self, region: Region, statistics: set[str]) -> bool:
+        sums = any(self.cells[n].nest.monoid is SUM for n in statistics)
+        exps = any(
+            isinstance(e, Unary) and e.op in ("exp", "exp2")
+            for n in region.paired
+            for e in walk(self.cells[n].nest.body)
+        )
+        return sums and exps
+
+    def _is_matrix_closed(self, region: Region, pairs: Pairs, is_core: bool) -> bool:
+        """For weak pairs without statistics: whether a product makes or uses them, and they dwarf all they are made from."""
+        products = any(pairs.of[n].contraction for n in region.closers | region.paired)
+        has_weights = any(pairs.of[n].weighted and pairs.of[n].origin for n in region.paired)
+        if not products:
+            return False
+        largest = max(self._count(n) for n in region.paired)
+        total = sum(self._boundary(region))
+        return not has_weights or is_core or largest >= UNNORMALISED_WEIGHT_RATIO * total
+
+    def _is_large(self, region: Region) -> bool:
+        """Whether the pairs outnumber every tensor that goes in or comes out."""
+        largest = max(self._count(n) for n in region.paired)
+        return largest > max(self._boundary(region), default=0)
+
+    def _boundary(self, region: Region) -> list[int]:
+        names = {
+            e.buffer.name
+            for n in region.members
+            for e in self.cells[n].loads()
+            if e.buffer.name not in region.members
+        }
+        return [count(n, self.lifter, self.hints) for n in names] + [
+            self._count(c.name) for c in region.roots
+        ]
+
+    # -- Refusals
+
+    def _refuse_node(self, region: Region, node: Node, cell: Cell | None = None) -> None:
+        """Say which node keeps scores from being fused."""
+        if region.is_weak:
+            return
+        where = user_line(node) or node.name
+        if node.op == "output":
+            assert cell is not None
+            where = user_line(cell.tensors[0]) or cell.name
+            self.refusals.append(
+                Refusal(
+                    "score-returned",
+                    f"The tensor '{cell.name}' has an element for each pair of rows and is returned.",
+                    where,
+                    "Return only what is computed from it.",
+                )
+            )
+            return
+        name = str(node.target)
+        if not has_rule(node.target) or not self._cells_of(node):
+            self.refusals.append(
+                Refusal(
+                    f"no-rule:{name.removesuffix('.default')}",
+                    f"The op '{name}' stands on scores and cannot be fused.",
+                    where,
+                    "",
+                )
+            )
+            return
+        self.refusals.append(
+            Refusal(
+                "scores-read-elsewhere",
+                f"The op '{name}' reads scores but nothing of it reduces them.",
+                where,
+                "",
+            )
+        )
+
+
+def _cone(sources: frozenset[str], pairs: Pairs) -> set[str]:
+    """Cells from which pairs came, back to where they were made."""
+    found: set[str] = set()
+    work = list(sources)
+    while work:
+        name = work.pop()
+        if name not in found:
+            found.add(name)
+            work.extend(pairs.of[name].sources)
+    return found
+
+
+def readers(cell: Cell, lifter: Lifter) -> set[Node]:
+    """FX nodes that read a cell's tensor, through views."""
+    found: set[Node] = set()
+    seen: set[Node] = set()
+    work = [u for t in cell.tensors for u in t.users]
+    while work:
+        node = work.pop()
+        if node in seen or node in cell.tensors:
+            continue
+        seen.add(node)
+        if node in lifter.views:
+            work.extend(node.users)
+        else:
+            found.add(node)
+    return found
+
+
+def _is_plain(load: Load, cell: Cell) -> bool:
+    """Whether a load is at distinct dims of the reader, in any order: no element is read for two rows' worth of work."""
+    seen: set[Dim] = set()
+    for index in load.index:
+        if not isinstance(index, Index) or index.dim in seen:
+            return False
+        seen.add(index.dim)
+    return True
+
+
+def _is_lookup(cell: Cell) -> bool:
+    """Whether a cell only gathers rows of one tensor: a view whose index is data."""
+    return isinstance(cell.nest.body, Load)
+
+
+Sides = list[tuple[frozenset[int], frozenset[int]]]
+
+
+def _sides_through(load: Load, reader: Cell, sides: Sides) -> Sides:
+    """The sides of a reader's pairs in places of what it reads, if that varies along both (or the only one)."""
+    dims = reader.nest.parallel
+    found: Sides = []
+    for rows, columns in sides:
+        row_dims, column_dims = {dims[i] for i in rows}, {dims[i] for i in columns}
+        reach = dims_of_load(load)
+        if (row_dims and not reach & row_dims) or (column_dims and not reach & column_dims):
+            continue
+        places = [free_dims(i) for i in load.index]
+        found.append(
+            (
+                frozenset(n for n, d in enumerate(places) if d & row_dims),
+                frozenset(n for n, d in enumerate(places) if d & column_dims),
+            )
+        )
+    return found
+
+
+def walk_members(region: Region, cells: Mapping[str, Cell]) -> Iterator[Cell]:
+    """The cells of a region in order of dependence."""
+    return (cell for name, cell in cells.items() if name in region.members)

@@ -1,0 +1,1 @@
+"""From FX graphs to programs: every tensor is a nest read at an index map."""

@@ -1,0 +1,15 @@
+"""One short rule for each ATen op that we can lift. Importing this package registers them all."""
+
+from flashlight.lift.rules import (
+    contractions,
+    generators,
+    indexing,
+    joins,
+    pointwise,
+    reductions,
+    views,
+)
+
+__all__ = [
+    "contractions", "generators", "indexing", "joins", "pointwise", "reductions", "views",
+]  # fmt: skip

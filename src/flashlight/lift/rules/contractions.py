@@ -1,0 +1,83 @@
+"""Matrix products: sums of products like any other, but marked, because they are what makes scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx
+
+from flashlight.ir.dtypes import DType
+from flashlight.ir.exprs import Binary, Expr, const
+from flashlight.ir.monoids import SUM
+from flashlight.lift.lift import Lifter, NoRuleError, rule
+from flashlight.lift.rules.pointwise import typed
+from flashlight.lift.values import Factors, Positions, Value, refine
+
+aten = torch.ops.aten
+
+
+def _product(lift: Lifter, node: torch.fx.Node, a: Value, b: Value, dtype: DType) -> Value:
+    """sum over the last axis of a and the second last of b; leading axes are shared."""
+    if not dtype.is_float:
+        raise NoRuleError("a product of integer matrices")
+    shape = (*a.shape[:-1], b.shape[-1]) if len(b.shape) > 1 else a.shape[:-1]
+    rows = len(a.shape) - 2
+    batch = [_both(a.factors[i], b.factors[i]) for i in range(rows)]
+    columns = (b.factors[-1],) if len(b.shape) > 1 else ()
+    inner = _both(a.factors[-1], b.factors[-2] if len(b.shape) > 1 else b.factors[-1])
+
+    def body(out: Positions, reduced: Positions) -> Expr:
+        shared, row = out[:rows], out[rows]
+        x = a.at((*shared, row, reduced[0]))
+        y = b.at((*shared, reduced[0], out[-1])) if len(b.shape) > 1 else b.at((reduced[0],))
+        return Binary("mul", x, y)
+
+    one_term = not inner
+    return lift.make(
+        node,
+        shape,
+        (lambda out, _: body(out, ((),))) if one_term else body,
+        dtype,
+        factors=(*batch, a.factors[-2], *columns),
+        reduced=() if one_term else (inner,),
+        monoid=None if one_term else SUM,
+        contraction=not one_term,
+    )
+
+
+def _both(a: Factors, b: Factors) -> Factors:
+    return refine(a, b) or a
+
+
+@rule(aten.bmm.default, aten.mm.default)
+def _mm(lift: Lifter, node: torch.fx.Node, a: Any, b: Any) -> Value:
+    return _product(lift, node, lift.tensor(a), lift.tensor(b), lift.dtype(node))
+
+
+@rule(aten.mv.default)
+def _mv(lift: Lifter, node: torch.fx.Node, a: Any, b: Any) -> Value:
+    return _product(lift, node, lift.tensor(a), lift.tensor(b), lift.dtype(node))
+
+
+@rule(aten.addmm.default, aten.baddbmm.default)
+def _addmm(
+    lift: Lifter, node: torch.fx.Node, c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1
+) -> Value:
+    """beta * c + alpha * (a @ b), rounded once at the end; c is not looked at where beta is 0."""
+    dtype = lift.dtype(node)
+    if not isinstance(beta, int | float) or not isinstance(alpha, int | float):
+        raise NoRuleError("a symbolic alpha or beta")
+    product = _product(lift, node, lift.tensor(a), lift.tensor(b), dtype.compute)
+
+    def scaled(x: Expr, factor: float) -> Expr:
+        return x if factor == 1 else Binary("mul", x, const(factor, dtype.compute))
+
+    if beta == 0:
+        return lift.pointwise(node, lambda p: scaled(p, alpha), product)
+    return lift.pointwise(
+        node,
+        lambda p, x: Binary("add", scaled(typed(x, dtype), beta), scaled(p, alpha)),
+        product,
+        lift.tensor(c),
+    )
