@@ -19,11 +19,21 @@ def with_shared_bound_dims(program: Program) -> Program:
     """Name the dims bound by inner reductions by depth, place and extent, so that equal reductions are one node.
 
     Before:
-        nest m (q | k) f32: max sum(d: Q[q, d] * K[k, d])
-        nest n (q | k) f32: min sum(c: Q[q, c] * K[k, c])
+        program p
+          dim q: 8, k: 8, d: 4, c: 4
+          input Q: f32[8, 4]
+          input K: f32[8, 4]
+          nest m (q | k) f32: max sum(d: Q[q, d] * K[k, d])
+          nest n (q | k) f32: min sum(c: Q[q, c] * K[k, c])
+          output m, n
     After:
-        nest m (q | k) f32: max sum(d: Q[q, d] * K[k, d])
-        nest n (q | k) f32: min sum(d: Q[q, d] * K[k, d])
+        program p
+          dim q: 8, k: 8, d: 4
+          input Q: f32[8, 4]
+          input K: f32[8, 4]
+          nest m (q | k) f32: max sum(d: Q[q, d] * K[k, d])
+          nest n (q | k) f32: min sum(d: Q[q, d] * K[k, d])
+          output m, n
     Legal when: always; a dim never has the name of one that is free in the program.
     """
     free = {d.name for n in program.nests for d in (*n.parallel, *n.reduced)}

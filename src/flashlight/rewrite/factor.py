@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flashlight.ir.exprs import Binary, Const, Expr, Unary, add, const, div, dtype_of, mul, neg, sub
-from flashlight.ir.visit import rewrite
+from flashlight.ir.visit import children, rewrite
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,19 @@ def build(p: Product, like: Expr) -> Expr:
     return neg(result) if p.negative else result
 
 
-def addends_of(expr: Expr, negative: bool = False) -> list[tuple[bool, Expr]]:
-    """The addends of nested sums and differences as (is subtracted, addend), in source order."""
+def addends_of(
+    expr: Expr, negative: bool = False, is_atom: Callable[[Expr], bool] = lambda _: False
+) -> list[tuple[bool, Expr]]:
+    """The addends of nested sums and differences as (is subtracted, addend), in source order; atoms are not taken apart."""
+    if is_atom(expr):
+        return [(negative, expr)]
     match expr:
         case Binary("add", a, b):
-            return addends_of(a, negative) + addends_of(b, negative)
+            return addends_of(a, negative, is_atom) + addends_of(b, negative, is_atom)
         case Binary("sub", a, b):
-            return addends_of(a, negative) + addends_of(b, not negative)
-        case Unary("neg", Binary("add" | "sub", _, _) as x):
-            return addends_of(x, not negative)
+            return addends_of(a, negative, is_atom) + addends_of(b, not negative, is_atom)
         case Unary("neg", x):
-            return [(not negative, x)]
+            return addends_of(x, not negative, is_atom)
         case _:
             return [(negative, expr)]
 
@@ -88,19 +90,36 @@ def sum_of(addends: Sequence[tuple[bool, Expr]]) -> Expr:
 
 
 def factor(expr: Expr, reads_final: Callable[[Expr], bool], varies: Callable[[Expr], bool]) -> Expr:
-    """Pull common factors out of every sum that reads a final, bottom-up.
+    """Pull common factors out of every sum that reads a final, bottom-up: `P * dP - P * delta` becomes `P * (dP - delta)`.
 
-    Before:
-        P * dP - P * delta
-    After:
-        P * (dP - delta)
-    Legal when: always in exact arithmetic; only sums with a final in them are touched, so what is free of finals keeps its form.
+    Always legal in exact arithmetic, and closer to the truth in floating point: the difference is formed before it is scaled.
+    Sums that read no final keep their form.
     """
 
     def rule(node: Expr) -> Expr | None:
         if not isinstance(node, Binary) or node.op not in ("add", "sub") or not reads_final(node):
             return None
         return _factor_sum(node, lambda f: reads_final(f) or varies(f))
+
+    return rewrite(expr, rule)
+
+
+def factor_weights(expr: Expr) -> Expr:
+    """Pull common exponentials out of every sum, whatever it reads: what a backward recomputes is scaled once."""
+    has_exp: dict[Expr, bool] = {}
+
+    def is_weight(e: Expr) -> bool:
+        if e not in has_exp:
+            has_exp[e] = is_exp(e) or any(is_weight(c) for c in children(e))
+        return has_exp[e]
+
+    def is_exp(e: Expr) -> bool:
+        return isinstance(e, Unary) and e.op in ("exp", "exp2")
+
+    def rule(node: Expr) -> Expr | None:
+        if not isinstance(node, Binary) or node.op not in ("add", "sub"):
+            return None
+        return _factor_sum(node, is_weight)
 
     return rewrite(expr, rule)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -22,7 +22,7 @@ from flashlight.rewrite.align import (
     with_shared_bound_dims,
 )
 from flashlight.rewrite.bits import strip_casts
-from flashlight.rewrite.factor import product_of
+from flashlight.rewrite.factor import factor_weights, product_of
 from flashlight.rewrite.online import online
 from flashlight.rewrite.unions import split_unions
 
@@ -39,12 +39,14 @@ class Group:
         phase: whether it depends on a tangent.
         members: the nests, renamed onto the frame, in order of dependence.
         known: subterms that vary along the loop, for finding the matching that shares most.
+        origins: the dim of the program's nest that became a frame's dim, by nest and frame dim.
     """
 
     frame: Frame
     phase: bool
     members: list[Nest] = field(default_factory=list)
     known: set[Expr] = field(default_factory=set)
+    origins: dict[tuple[str, Dim], Dim] = field(default_factory=dict)
 
     @property
     def names(self) -> set[str]:
@@ -55,7 +57,14 @@ class Group:
         nest = next(n for n in self.members if n.name == name)
         return [d if d in self.frame.kept else None for d in nest.parallel]
 
-    def take(self, nest: Nest) -> None:
+    def sources(self, dim: Dim) -> list[tuple[str, Dim]]:
+        """The dims of the program's nests that stand for a dim of the frame."""
+        return [(name, d) for (name, frame_dim), d in self.origins.items() if frame_dim is dim]
+
+    def take(self, nest: Nest, way: Mapping[Dim, Dim]) -> None:
+        """Add a nest, renaming its dims by `way`."""
+        self.origins.update({(nest.name, b): a for a, b in way.items()})
+        nest = renamed_nest(nest, way)
         self.members.append(nest)
         dims = (*self.frame.kept, *self.frame.loop, *self.frame.whole)
         new = tuple(d for d in nest.parallel if d not in dims)
@@ -106,7 +115,9 @@ def group_and_online(program: Program, tangents: frozenset[str] = frozenset()) -
 
 def group(program: Program, tangents: frozenset[str] = frozenset()) -> list[Group] | Refusal:
     """The groups of a program's nests, in topological order."""
-    grouping = _Grouping(with_shared_bound_dims(program), tangents)
+    nests = (replace(n, body=factor_weights(n.body)) for n in program.nests)
+    program = with_shared_bound_dims(program.with_statements(tuple(nests)))
+    grouping = _Grouping(program, tangents)
     for nest in grouping.program.nests:
         grouping.place(nest)
     return grouping.in_order()
@@ -144,6 +155,7 @@ class _Grouping:
         self.home: dict[str, Group] = {}
         self.tangent = set(tangents)
         self.read_as_rows = _rows_read(program)
+        self.rows = _Rows(program)
 
     def place(self, nest: Nest) -> None:
         """Join the newest group that may take the nest, or open one."""
@@ -181,12 +193,12 @@ class _Grouping:
 
     def _open(self, nest: Nest, frame: Frame, phase: bool) -> None:
         g = Group(frame, phase)
-        g.take(nest)
+        g.take(nest, {d: d for d in (*nest.parallel, *nest.reduced)})
         self.groups.append(g)
         self.home[nest.name] = g
 
-    def _take(self, nest: Nest, g: Group) -> bool:
-        g.take(nest)
+    def _take(self, nest: Nest, way: Mapping[Dim, Dim], g: Group) -> bool:
+        g.take(nest, way)
         self.home[nest.name] = g
         return True
 
@@ -203,7 +215,20 @@ class _Grouping:
             return False
         known = frozenset(g.known)
         best = max(ways, key=lambda way: likeness(nest, way, known))
-        return self._take(renamed_nest(nest, best), g)
+        if not forced and not likeness(nest, best, known)[1] and not self._is_linked(nest, best, g):
+            return False  # equal extents alone make no kernel
+        return self._take(nest, best, g)
+
+    def _is_linked(self, nest: Nest, way: dict[Dim, Dim], g: Group) -> bool:
+        """Whether later nests read both the nest and the group at one row, so that they end in one kernel."""
+        kept = [d for d in nest.parallel if way[d] in g.frame.kept]
+        return all(
+            any(
+                self.rows.find((nest.name, d)) == self.rows.find((m, source))
+                for m, source in g.sources(way[d])
+            )
+            for d in kept
+        ) and bool(kept)
 
     def _join_as_give(self, nest: Nest, phase: bool) -> bool:
         """A pointwise nest over kept and whole dims becomes arithmetic on finals of the newest group that it reads."""
@@ -220,7 +245,7 @@ class _Grouping:
                 return False
             kept = tuple(d for d in nest.parallel if d in forced)
             for way in matchings(kept, g.frame.loop, whole, g.frame, forced):
-                return self._take(renamed_nest(nest, _without_loop(way, g.frame)), g)
+                return self._take(nest, _without_loop(way, g.frame), g)
             return False
         return False
 
@@ -310,6 +335,28 @@ def _rows_read(program: Program) -> dict[str, tuple[Dim, ...]]:
             )
             found[source.name] = (*found.get(source.name, ()), *dims)
     return found
+
+
+class _Rows:
+    """Which dims of which nests are one row: classes under reads at the reader's own parallel dims."""
+
+    def __init__(self, program: Program) -> None:
+        self._parent: dict[tuple[str, Dim], tuple[str, Dim]] = {}
+        nests = {n.name: n for n in program.nests}
+        for nest in program.nests:
+            for load in loads(nest.body):
+                source = nests.get(load.buffer.name)
+                if source is None:
+                    continue
+                for d, i in zip(source.parallel, load.index, strict=True):
+                    if isinstance(i, Index) and i.dim in nest.parallel:
+                        self._parent[self.find((source.name, d))] = self.find((nest.name, i.dim))
+
+    def find(self, row: tuple[str, Dim]) -> tuple[str, Dim]:
+        """The representative of a row's class."""
+        while self._parent.get(row, row) != row:
+            row = self._parent[row]
+        return row
 
 
 def _forced(nest: Nest, g: Group, bound: frozenset[Dim]) -> dict[Dim, Dim] | None:

@@ -61,10 +61,7 @@ def hoist(
 ) -> Hoisted:
     """Pull out positive literal factors, and whatever is needed for the body to read no final; it may remain.
 
-    Before:
-        max where(k <= q, s * 0.25, -inf)            max exp(s - m) / l
-    After:
-        (max where(k <= q, s, -inf)) * 0.25          exp((max s) - m) / l
+    `max where(k <= q, s * 0.25, -inf)` is `(max where(k <= q, s, -inf)) * 0.25`; `max exp(s - m) / l` is `exp((max s) - m) / l`.
     Legal when the wrapper is monotone: + v, * and / by what is >= 0, exp, log, sqrt, tanh; a minus flips max and min. Through
     a `where` with a fill only a positive literal factor is pulled, and only where the fill is the identity.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -23,7 +24,7 @@ from flashlight.ir.exprs import (
     neg,
     sub,
 )
-from flashlight.ir.monoids import ALL, ANY, MAX, PROD, SUM, Monoid
+from flashlight.ir.monoids import ALL, ANY, MAX, MIN, PROD, SUM, Monoid
 from flashlight.ir.nests import Carry, Give, Loop, Nest, Pass, Shift
 from flashlight.ir.visit import free_dims, reads, replace_loads, rewrite, substitute, walk
 from flashlight.rewrite.bits import NO_ROUNDING, Rounding, read_rounding, strip_casts
@@ -85,18 +86,18 @@ def online(
 ) -> list[Choice]:
     """Every legal loop for the nests of one group that was found, the default one first.
 
-    Before:
+    From
         nest m (q | k) f32: max s[q, k]
         nest l (q | k) f32: sum exp(s[q, k] - m[q])
         nest O (q, e | k) f32: sum exp(s[q, k] - m[q]) / l[q] * V[k, e]
-    After:
+    to
         loop (q | k)
           carry m (q) f32: max s[q, k]
           carry l (q) f32: sum exp(s[q, k] - ~m) moves exp(-m)
           carry O_sum (q, e) f32: sum exp(s[q, k] - ~m) * V[k, e] moves exp(-m)
           give O (q, e) f32 = O_sum / l
-    Legal when: a sum's body splits into terms that move with the finals it reads, each shift's value being known on the way; a
-    maximum's body is a monotone function of what reads no final. Otherwise the nest runs in a later pass, where they are known.
+    Legal where a sum's body splits into terms that move with the finals it reads, each shift's value being known on the way, or
+    a maximum's body is a monotone function of what reads no final. Otherwise the nest runs in a later pass, where they are known.
 
     Args:
         kept: the group's kept dims.
@@ -259,15 +260,38 @@ class LoopBuilder:
         return const(0, dtype_of(body).compute) if value is None else value
 
     def _may_take(self, term: Term, split: Split, number: int) -> bool:
-        """Shifts refer to what is running in this very pass; under a 16-bit dot the shifted value is rounded in eager too."""
+        """Whether the term's shifts refer to what is running in this very pass and stay small on the way.
+
+        A running maximum may jump from a finite fill (-1e10) to the first score. Under a weight that moves with it what was
+        accumulated before becomes 0, and if it is the maximum of what is shifted the sum is as large; otherwise the jump would
+        stay in the sum's rounding. Under a 16-bit dot the shifted value
+        must be one that eager rounds too.
+        """
+        weighing = reads(*(p for w in term.weights for p in w.parts))
+        bodies = Counter(s.value for s in {s.body: s for s in term.shifts}.values())
+        if any(n > 1 for n in bodies.values()):
+            return False  # the law of motion tells shifts apart by what they move with
         for s in term.shifts:
-            if any(c in split.finals and self.pass_of[c] != number for c in reads(s.value)):
+            moving = [self.named(c) for c in sorted(reads(s.value) & split.finals)]
+            if any(self.pass_of[c.name] != number for c in moving):
+                return False
+            if any(
+                c.monoid is not SUM and c.name not in weighing and not self._bounds(c, s.varying)
+                for c in moving
+            ):
                 return False
             if split.rounding.dot is not None and not (
                 split.rounding.is_rounded(s.varying) or _is_exact(term.rest)
             ):
                 return False
         return True
+
+    def _bounds(self, c: Carry, u: Expr) -> bool:
+        """Whether the carry is the maximum or minimum of u."""
+        if c.monoid not in (MAX, MIN):
+            return False
+        hoisted = hoist(c.monoid, u, frozenset(self.loop), _never, self.nonneg)
+        return (hoisted.monoid, hoisted.body) == (c.monoid, c.body)
 
     def _accumulate_term(
         self, stem: str, term: Term, split: Split, number: int, nest: Nest, like: Expr

@@ -220,7 +220,7 @@ class Split:
     def _exponent_parts(self, x: Expr, negative: bool) -> list[tuple[bool, Expr]]:
         """Signed addends; a product is distributed over a sum only where the sum reads a final."""
         parts: list[tuple[bool, Expr]] = []
-        for minus, a in addends_of(x, negative):
+        for minus, a in addends_of(x, negative, self._is_atom):
             spread = self._distributed(a)
             if spread is None:
                 parts.append((minus, a))
@@ -235,12 +235,15 @@ class Split:
                 return [(False, y)]
             case Binary("mul", a, b):
                 if self._is_sum(a):
-                    return [(m, mul(part, b)) for m, part in addends_of(a)]
+                    return [(m, mul(part, b)) for m, part in addends_of(a, is_atom=self._is_atom)]
                 if self._is_sum(b):
-                    return [(m, mul(a, part)) for m, part in addends_of(b)]
+                    return [(m, mul(a, part)) for m, part in addends_of(b, is_atom=self._is_atom)]
             case Binary("div", a, b) if self._is_sum(a):
-                return [(m, div(part, b)) for m, part in addends_of(a)]
+                return [(m, div(part, b)) for m, part in addends_of(a, is_atom=self._is_atom)]
         return None
+
+    def _is_atom(self, x: Expr) -> bool:
+        return not self.reads_final(x)
 
     def _is_sum(self, x: Expr) -> bool:
         """Whether distributing over x separates what varies from the finals."""
@@ -249,7 +252,7 @@ class Split:
         return len(addends_of(x)) > 1 or (isinstance(x, Unary | Cast) and addends_of(x)[0][0])
 
     def _sum(self, e: Expr) -> Terms | None:
-        addends = addends_of(e)
+        addends = addends_of(e, is_atom=self._is_atom)
         free = [(m, a) for m, a in addends if not self.reads_final(a)]
         invariant = [(m, a) for m, a in addends if self.reads_final(a) and not self.varies(a)]
         mixed = [(m, a) for m, a in addends if self.reads_final(a) and self.varies(a)]
