@@ -181,6 +181,7 @@ class _Builder:
         self.nests: list[Nest] = []
         self.rows: list[Load] = []
         self.maxima: list[Load] = []
+        self.normalisers: list[Load] = []
         self.scores: list[Expr] = []
 
     def pick(self, *options: Any) -> Any:  # the first is the plainest
@@ -288,12 +289,14 @@ class _Builder:
         self.rows.append(row)
         if monoid in (MAX, MIN):
             self.maxima.append(row)
+        if monoid is SUM and body is exp(sub(self.scores[0], self.maxima[0])):
+            self.normalisers.append(row)
 
     def _scalar(self) -> Expr:
         return const(self.pick(0.0, 0.5, 1.0, -1.0))
 
     def _row(self) -> Expr:
-        row: Expr = self.pick(*reversed(self.rows))
+        row = self._finite(self.pick(*reversed(self.rows)))
         match self.pick("row", "relu", "abs", "plus one", "log"):
             case "relu":
                 return Binary("max", row, const(0.0))
@@ -305,6 +308,17 @@ class _Builder:
                 return Unary("log", add(Unary("abs", row), const(1.0)))
             case _:
                 return row
+
+    def _finite(self, row: Load) -> Expr:
+        """A maximum as logsumexp reads it: infinite factors of both signs are what rewriting may not keep."""
+        if row not in self.maxima:
+            return row
+        return Select(Unary("isinf", row), const(0.0), row)
+
+    def _divisor(self) -> Expr:
+        """Never 0, which a sum of quotients and a quotient of sums answer differently."""
+        row = self._finite(self.pick(*reversed(self.rows)))
+        return self.pick(*self.normalisers, add(Unary("abs", row), const(1.0)))
 
     def _leaf(self) -> Expr:
         """Something over (q, k)."""
@@ -342,7 +356,7 @@ class _Builder:
             "cast",
         ):
             case "late":
-                return div(x, self._row())
+                return div(x, self._divisor())
             case "product":
                 return mul(x, self._leaf())
             case "shift":
@@ -375,7 +389,7 @@ class _Builder:
                 self._nest("O", (self.q, self.e), (self.k,), dtype, SUM, mul(p, v))
             case "late":
                 a = self._nest("A", (self.q, self.e), (self.k,), F32, SUM, mul(weight, v))
-                self._nest("O", (self.q, self.e), (), F32, None, div(a, self._row()))
+                self._nest("O", (self.q, self.e), (), F32, None, div(a, self._divisor()))
             case "columns":
                 self._nest("O", (self.k,), (self.q,), F32, SUM, weight)
             case _:
