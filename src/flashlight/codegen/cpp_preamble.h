@@ -1,0 +1,528 @@
+// What generated kernels stand on: vectors of W lanes on the compiler's own vector extension (GCC, Clang), maths on them,
+// loads and stores with any stride, and the register-tiled matrix product. No headers, so that a kernel compiles in well
+// under a second. FL_DOUBLE is defined for kernels that compute in double: then a vector register holds W doubles.
+typedef signed char i8;
+typedef unsigned char u8;
+typedef short i16;
+typedef int i32;
+typedef long long i64;
+typedef unsigned u32;
+typedef unsigned short u16;
+typedef float f32;
+typedef double f64;
+struct bf16 { u16 bits; };
+struct f16 { u16 bits; };
+
+#define FL_INLINE inline __attribute__((always_inline))
+#define FL_INF __builtin_inff()
+#define FL_NAN __builtin_nanf("")
+#if defined(__AVX512F__)
+#define FL_BYTES 64
+#elif defined(__AVX__)
+#define FL_BYTES 32
+#else
+#define FL_BYTES 16
+#endif
+#ifdef FL_DOUBLE
+constexpr int W = FL_BYTES / 8;
+#else
+constexpr int W = FL_BYTES / 4;
+#endif
+#pragma GCC diagnostic ignored "-Wpsabi"
+#pragma GCC diagnostic ignored "-Wattributes"
+
+template <class T> struct Vector { typedef T type __attribute__((vector_size(W * sizeof(T)))); };
+template <class T> using V = typename Vector<T>::type;
+typedef V<f32> vf32;
+typedef V<f64> vf64;
+typedef V<i32> vi32;  // also the mask of every vector of bools: 0 or -1 per lane
+typedef V<i64> vi64;
+
+template <class T> struct Lane { typedef T type; };
+template <> struct Lane<vf32> { typedef f32 type; };
+template <> struct Lane<vf64> { typedef f64 type; };
+template <> struct Lane<vi32> { typedef i32 type; };
+template <> struct Lane<vi64> { typedef i64 type; };
+
+// -- Lanes.
+
+FL_INLINE vf32 spread(f32 x) { return x - vf32{}; }
+FL_INLINE vf64 spread(f64 x) { return x - vf64{}; }
+FL_INLINE vi32 spread(i32 x) { return x + vi32{}; }
+FL_INLINE vi64 spread(i64 x) { return x + vi64{}; }
+FL_INLINE vi32 spread(bool x) { return -i32(x) + vi32{}; }
+FL_INLINE vi32 iota() {
+  vi32 r;
+  for (int w = 0; w < W; w++) r[w] = w;
+  return r;
+}
+FL_INLINE vi32 first(i64 n) { return iota() < spread(i32(n)); }  // lanes before n
+
+FL_INLINE bool select(bool m, bool a, bool b) { return m ? a : b; }
+FL_INLINE f32 select(bool m, f32 a, f32 b) { return m ? a : b; }
+FL_INLINE f64 select(bool m, f64 a, f64 b) { return m ? a : b; }
+FL_INLINE i32 select(bool m, i32 a, i32 b) { return m ? a : b; }
+FL_INLINE i64 select(bool m, i64 a, i64 b) { return m ? a : b; }
+FL_INLINE vf32 select(vi32 m, vf32 a, vf32 b) { return m ? a : b; }
+FL_INLINE vi32 select(vi32 m, vi32 a, vi32 b) { return m ? a : b; }
+FL_INLINE vf64 select(vi32 m, vf64 a, vf64 b) { return __builtin_convertvector(m, vi64) ? a : b; }
+FL_INLINE vi64 select(vi32 m, vi64 a, vi64 b) { return __builtin_convertvector(m, vi64) ? a : b; }
+
+FL_INLINE bool mask(bool m) { return m; }
+FL_INLINE vi32 mask(vi32 m) { return m; }
+FL_INLINE vi32 mask(vi64 m) { return __builtin_convertvector(m, vi32); }
+FL_INLINE bool negate(bool m) { return !m; }
+FL_INLINE vi32 negate(vi32 m) { return ~m; }
+
+// -- Conversions. `to<T>` takes a scalar or a vector to element type T (C++ rules, with bools as masks).
+
+template <class T> struct To {
+  FL_INLINE static T at(bool x) { return T(x); }
+  FL_INLINE static T at(i32 x) { return T(x); }
+  FL_INLINE static T at(i64 x) { return T(x); }
+  FL_INLINE static T at(f32 x) { return T(x); }
+  FL_INLINE static T at(f64 x) { return T(x); }
+  FL_INLINE static V<T> at(vi32 x) { return __builtin_convertvector(x, V<T>); }
+  FL_INLINE static V<T> at(vi64 x) { return __builtin_convertvector(x, V<T>); }
+  FL_INLINE static V<T> at(vf32 x) { return __builtin_convertvector(x, V<T>); }
+  FL_INLINE static V<T> at(vf64 x) { return __builtin_convertvector(x, V<T>); }
+};
+template <class T, class X> FL_INLINE auto to(X x) { return To<T>::at(x); }
+// The same from a bool: a mask is 0 or -1.
+template <class T> FL_INLINE T from_bool(bool x) { return T(x); }
+template <class T> FL_INLINE V<T> from_bool(vi32 m) { return To<T>::at(-m); }
+template <class X> FL_INLINE bool is_set(X x) { return x != 0; }
+FL_INLINE vi32 is_set(vi32 x) { return x != 0; }
+FL_INLINE vi32 is_set(vi64 x) { return mask(x != 0); }
+FL_INLINE vi32 is_set(vf32 x) { return x != 0; }
+FL_INLINE vi32 is_set(vf64 x) { return mask(x != 0); }
+// Narrow integers live in i32 lanes.
+FL_INLINE i32 wrap_i8(i32 x) { return i8(x); }
+FL_INLINE i32 wrap_u8(i32 x) { return u8(x); }
+FL_INLINE i32 wrap_i16(i32 x) { return i16(x); }
+FL_INLINE vi32 wrap_i8(vi32 x) { return (x << 24) >> 24; }
+FL_INLINE vi32 wrap_u8(vi32 x) { return x & 255; }
+FL_INLINE vi32 wrap_i16(vi32 x) { return (x << 16) >> 16; }
+
+// -- 16-bit floats: computed in f32, rounded to nearest even.
+
+template <class A, class B> FL_INLINE A bits(B x) { static_assert(sizeof(A) == sizeof(B)); A a; __builtin_memcpy(&a, &x, sizeof a); return a; }
+FL_INLINE f32 widen(bf16 x) { return bits<f32>(u32(x.bits) << 16); }
+FL_INLINE bf16 narrow_bf16(f32 x) {
+  u32 u = bits<u32>(x);
+  return {u16(x != x ? 0x7fc0 : (u + 0x7fff + ((u >> 16) & 1)) >> 16)};
+}
+FL_INLINE f32 widen(f16 x) {
+  u32 h = x.bits, sign = (h & 0x8000) << 16, e = (h >> 10) & 31, m = h & 1023;
+  if (e == 31) return bits<f32>(sign | 0x7f800000 | m << 13);
+  if (e == 0) return bits<f32>(sign | bits<u32>(f32(m) * 5.9604644775390625e-8f));
+  return bits<f32>(sign | (e + 112) << 23 | m << 13);
+}
+FL_INLINE f16 narrow_f16(f32 x) {
+  u32 u = bits<u32>(x), sign = (u >> 16) & 0x8000;
+  u &= 0x7fffffff;
+  if (u > 0x7f800000) return {u16(sign | 0x7e00)};
+  if (u >= 0x477ff000) return {u16(sign | 0x7c00)};
+  if (u < 0x38800000) return {u16(sign | (bits<u32>(bits<f32>(u) + 0.5f) - 0x3f000000))};
+  return {u16(sign | ((u + 0xfff + ((u >> 13) & 1) - 0x38000000) >> 13))};
+}
+FL_INLINE f32 round_bf16(f32 x) { return widen(narrow_bf16(x)); }
+FL_INLINE f32 round_f16(f32 x) { return widen(narrow_f16(x)); }
+typedef V<u32> vu32;
+typedef V<u16> vu16;
+FL_INLINE vu32 bf16_bits(vf32 x) {
+  vu32 u = (vu32)x;
+  vu32 r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+  return (x != x) ? (vu32{} + 0x7fc0) : r;
+}
+FL_INLINE vf32 round_bf16(vf32 x) { return (vf32)(bf16_bits(x) << 16); }
+FL_INLINE vf32 round_f16(vf32 x) {
+  vf32 r;
+  for (int w = 0; w < W; w++) r[w] = round_f16(x[w]);
+  return r;
+}
+
+// -- Elementwise maths. Functions without a vector form run lane by lane through libm.
+
+#define FL_EACH(NAME, F32, F64)                                                       \
+  FL_INLINE f32 NAME(f32 x) { return F32(x); }                                        \
+  FL_INLINE f64 NAME(f64 x) { return F64(x); }                                        \
+  FL_INLINE vf32 NAME(vf32 x) { vf32 r; for (int w = 0; w < W; w++) r[w] = F32(x[w]); return r; } \
+  FL_INLINE vf64 NAME(vf64 x) { vf64 r; for (int w = 0; w < W; w++) r[w] = F64(x[w]); return r; }
+#define FL_LIBM(NAME) FL_EACH(m_##NAME, __builtin_##NAME##f, __builtin_##NAME)
+FL_LIBM(sin) FL_LIBM(cos) FL_LIBM(tan) FL_LIBM(sinh) FL_LIBM(cosh) FL_LIBM(asin) FL_LIBM(acos) FL_LIBM(atan)
+FL_LIBM(asinh) FL_LIBM(acosh) FL_LIBM(atanh) FL_LIBM(erf) FL_LIBM(erfc) FL_LIBM(expm1) FL_LIBM(log1p)
+FL_LIBM(floor) FL_LIBM(ceil) FL_LIBM(trunc) FL_LIBM(sqrt)
+FL_EACH(m_round, __builtin_rintf, __builtin_rint)
+#define FL_VECTOR_F32(NAME)                                                           \
+  FL_INLINE f32 m_##NAME(f32 x) { return __builtin_##NAME##f(x); }                    \
+  FL_INLINE f64 m_##NAME(f64 x) { return __builtin_##NAME(x); }                       \
+  FL_INLINE vf64 m_##NAME(vf64 x) { vf64 r; for (int w = 0; w < W; w++) r[w] = __builtin_##NAME(x[w]); return r; }
+FL_VECTOR_F32(log2) FL_VECTOR_F32(log) FL_VECTOR_F32(tanh)
+// exp and exp2 in double, by a polynomial, are for the vectors; scalars use the same so that a row and its tile agree.
+template <class T> struct IntOf;
+template <> struct IntOf<f32> { typedef i32 type; };
+template <> struct IntOf<vf32> { typedef vi32 type; };
+template <class F> FL_INLINE F scale2(F p, F n, i32 = 0) {
+  // p * 2^n for whole n in [-126, 128]; 2^(n-1) and a doubling, so that 2^128 is reached
+  typedef typename IntOf<F>::type I;
+  I e = (bits<I>(n + 12582912.0f) << 23) + (126 << 23);
+  return p * bits<F>(e) * 2.0f;
+}
+FL_INLINE f32 at_most(f32 x, f32 hi) { return x > hi ? hi : x; }
+FL_INLINE vf32 at_most(vf32 x, f32 hi) { return x > hi ? spread(hi) : x; }
+template <class F> FL_INLINE F exp_poly(F r) {  // e^r - 1 - r over r^2, |r| <= log(2)/2
+  F p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  return p * r + 5.0000001201e-1f;
+}
+template <class F> FL_INLINE F exp_f32(F x) {  // results below 2^-126 are 0
+  F c = at_most(x, 89.0f);
+  F n = (c * 1.44269504f + 12582912.0f) - 12582912.0f;
+  F r = (c - n * 0.693359375f) - n * -2.12194440e-4f;
+  F y = scale2(exp_poly(r) * (r * r) + r + 1.0f, n);
+  return select(mask(x < -87.0f), F{}, y);
+}
+template <class F> FL_INLINE F exp2_f32(F x) {
+  F c = at_most(x, 128.5f);
+  F n = (c + 12582912.0f) - 12582912.0f;
+  F r = (c - n) * 0.693147182f;
+  F y = scale2(exp_poly(r) * (r * r) + r + 1.0f, n);
+  return select(mask(x < -125.5f), F{}, y);
+}
+FL_INLINE f32 m_exp(f32 x) { return exp_f32(x); }
+FL_INLINE vf32 m_exp(vf32 x) { return exp_f32(x); }
+FL_INLINE f32 m_exp2(f32 x) { return exp2_f32(x); }
+FL_INLINE vf32 m_exp2(vf32 x) { return exp2_f32(x); }
+FL_INLINE f64 m_exp(f64 x) { return __builtin_exp(x); }
+FL_INLINE vf64 m_exp(vf64 x) { vf64 r; for (int w = 0; w < W; w++) r[w] = __builtin_exp(x[w]); return r; }
+FL_INLINE f64 m_exp2(f64 x) { return __builtin_exp2(x); }
+FL_INLINE vf64 m_exp2(vf64 x) { vf64 r; for (int w = 0; w < W; w++) r[w] = __builtin_exp2(x[w]); return r; }
+FL_INLINE vf32 m_log(vf32 x) {
+  vi32 tiny = (x < 1.17549435e-38f) & (x > 0.0f);
+  vf32 s = tiny ? x * 8388608.0f : x;
+  vi32 u = (vi32)s - 0x3f3504f3;  // mantissa in [sqrt(1/2), sqrt(2))
+  vf32 e = __builtin_convertvector(u >> 23, vf32) - (tiny ? spread(23.0f) : vf32{});
+  vf32 f = (vf32)((u & 0x7fffff) + 0x3f3504f3) - 1.0f;
+  vf32 z = f * f;
+  vf32 p = f * 7.0376836292e-2f - 1.1514610310e-1f;
+  p = p * f + 1.1676998740e-1f;
+  p = p * f - 1.2420140846e-1f;
+  p = p * f + 1.4249322787e-1f;
+  p = p * f - 1.6668057665e-1f;
+  p = p * f + 2.0000714765e-1f;
+  p = p * f - 2.4999993993e-1f;
+  p = p * f + 3.3333331174e-1f;
+  vf32 y = p * f * z + e * -2.12194440e-4f - 0.5f * z;
+  y = f + y + e * 0.693359375f;
+  y = x == FL_INF ? x : y;
+  y = x == 0.0f ? spread(-FL_INF) : y;
+  return x >= 0.0f ? y : spread(FL_NAN);
+}
+FL_INLINE vf32 m_log2(vf32 x) {
+  vf32 r;
+  for (int w = 0; w < W; w++) r[w] = __builtin_log2f(x[w]);
+  return r;
+}
+FL_INLINE vf32 m_tanh(vf32 x) {
+  vf32 a = x < 0.0f ? -x : x, z = x * x;
+  vf32 p = z * -5.70498872745e-3f + 2.06390887954e-2f;
+  p = p * z - 5.37397155531e-2f;
+  p = p * z + 1.33314422036e-1f;
+  p = p * z - 3.33332819422e-1f;
+  vf32 near = p * z * x + x;
+  vf32 far = 1.0f - 2.0f / (exp_f32(a + a) + 1.0f);
+  return a < 0.625f ? near : (x < 0.0f ? -far : far);
+}
+template <class F> FL_INLINE F m_sigmoid(F x) { return 1 / (1 + m_exp(-x)); }
+template <class F> FL_INLINE F m_rsqrt(F x) { return 1 / m_sqrt(x); }
+template <class F> FL_INLINE F m_reciprocal(F x) { return 1 / x; }
+FL_INLINE vi32 m_floor(vi32 x) { return x; }
+FL_INLINE vi64 m_floor(vi64 x) { return x; }
+
+template <class F> FL_INLINE auto is_nan(F x) { return mask(x != x); }
+FL_INLINE bool is_inf(f32 x) { return x == FL_INF || x == -FL_INF; }
+FL_INLINE bool is_inf(f64 x) { return x == __builtin_inf() || x == -__builtin_inf(); }
+FL_INLINE vi32 is_inf(vf32 x) { return (x == FL_INF) | (x == -FL_INF); }
+FL_INLINE vi32 is_inf(vf64 x) { return mask((x == __builtin_inf()) | (x == -__builtin_inf())); }
+template <class F> FL_INLINE F anchor(F x) { return select(mask(x - x == 0), x, F{}); }
+template <class X> FL_INLINE X m_abs(X x) { return select(mask(x < 0), -x, x); }
+FL_INLINE f32 m_abs(f32 x) { return __builtin_fabsf(x); }
+FL_INLINE f64 m_abs(f64 x) { return __builtin_fabs(x); }
+FL_INLINE vf32 m_abs(vf32 x) { return (vf32)((vi32)x & 0x7fffffff); }
+FL_INLINE vf64 m_abs(vf64 x) { return (vf64)((vi64)x & 0x7fffffffffffffffll); }
+template <class X> FL_INLINE X m_sign(X x) { return select(mask(x > 0), X{} + 1, select(mask(x < 0), X{} - 1, x - x)); }
+FL_INLINE f32 m_sign(f32 x) { return x > 0 ? 1.0f : x < 0 ? -1.0f : x == 0 ? 0.0f : x; }
+FL_INLINE f64 m_sign(f64 x) { return x > 0 ? 1.0 : x < 0 ? -1.0 : x == 0 ? 0.0 : x; }
+FL_INLINE vf32 m_sign(vf32 x) { return x > 0 ? spread(1.0f) : x < 0 ? spread(-1.0f) : x == 0 ? vf32{} : x; }
+FL_INLINE vf64 m_sign(vf64 x) { return x > 0 ? spread(1.0) : x < 0 ? spread(-1.0) : x == 0 ? vf64{} : x; }
+
+// max and min: `_nan` propagate NaN; the plain ones return the second operand if either is NaN.
+template <class X> FL_INLINE X max_any(X a, X b) { return select(mask(a > b), a, b); }
+template <class X> FL_INLINE X min_any(X a, X b) { return select(mask(a < b), a, b); }
+template <class X> FL_INLINE X max_nan(X a, X b) { return select(mask(a > b) | mask(a != a), a, b); }
+template <class X> FL_INLINE X min_nan(X a, X b) { return select(mask(a < b) | mask(a != a), a, b); }
+template <class X> FL_INLINE X max_num(X a, X b) { return select(mask(a > b) | mask(b != b), a, b); }
+template <class X> FL_INLINE X min_num(X a, X b) { return select(mask(a < b) | mask(b != b), a, b); }
+template <class X> FL_INLINE X fma3(X a, X b, X c) { return a * b + c; }
+
+// Floored division and remainder, with torch's signs; x // 0 and x % 0 of integers are 0 (lanes past a tile's end hold anything).
+template <class I> FL_INLINE I floordiv_int(I a, I b) {
+  if (b == 0) return 0;
+  if (b == -1) return I(0 - (unsigned long long)a);
+  I q = a / b;
+  return q - ((a % b != 0) & ((a ^ b) < 0));
+}
+template <class I> FL_INLINE I mod_int(I a, I b) {
+  if (b == 0 || b == -1) return 0;
+  I r = a % b;
+  return r + ((r != 0) & ((r ^ b) < 0) ? b : 0);
+}
+template <class F> FL_INLINE F mod_float(F a, F b) {
+  F r = sizeof(F) == 4 ? F(__builtin_fmodf(a, b)) : F(__builtin_fmod(a, b));
+  return r != 0 && (b < 0) != (r < 0) ? r + b : r;
+}
+template <class F> FL_INLINE F floordiv_float(F a, F b) {
+  if (b == 0) return a / b;
+  F m = sizeof(F) == 4 ? F(__builtin_fmodf(a, b)) : F(__builtin_fmod(a, b));
+  F q = (a - m) / b;
+  if (m != 0 && (b < 0) != (m < 0)) q -= 1;
+  if (q == 0) return sizeof(F) == 4 ? F(__builtin_copysignf(0.0f, a / b)) : F(__builtin_copysign(0.0, a / b));
+  F down = sizeof(F) == 4 ? F(__builtin_floorf(q)) : F(__builtin_floor(q));
+  return q - down > F(0.5) ? down + 1 : down;
+}
+FL_INLINE i32 floordiv(i32 a, i32 b) { return floordiv_int(a, b); }
+FL_INLINE i64 floordiv(i64 a, i64 b) { return floordiv_int(a, b); }
+FL_INLINE f32 floordiv(f32 a, f32 b) { return floordiv_float(a, b); }
+FL_INLINE f64 floordiv(f64 a, f64 b) { return floordiv_float(a, b); }
+FL_INLINE i32 mod(i32 a, i32 b) { return mod_int(a, b); }
+FL_INLINE i64 mod(i64 a, i64 b) { return mod_int(a, b); }
+FL_INLINE f32 mod(f32 a, f32 b) { return mod_float(a, b); }
+FL_INLINE f64 mod(f64 a, f64 b) { return mod_float(a, b); }
+FL_INLINE f32 power(f32 a, f32 b) { return __builtin_powf(a, b); }
+FL_INLINE f64 power(f64 a, f64 b) { return __builtin_pow(a, b); }
+template <class I> FL_INLINE I power_int(I a, I b) {
+  if (b < 0) return a == 1 ? 1 : a == -1 ? (b & 1 ? -1 : 1) : 0;
+  I r = 1;
+  for (; b; b >>= 1, a *= a) if (b & 1) r *= a;
+  return r;
+}
+FL_INLINE i32 power(i32 a, i32 b) { return power_int(a, b); }
+FL_INLINE i64 power(i64 a, i64 b) { return power_int(a, b); }
+#define FL_LANES2(NAME)                                                               \
+  FL_INLINE vf32 NAME(vf32 a, vf32 b) { vf32 r; for (int w = 0; w < W; w++) r[w] = NAME(f32(a[w]), f32(b[w])); return r; } \
+  FL_INLINE vf64 NAME(vf64 a, vf64 b) { vf64 r; for (int w = 0; w < W; w++) r[w] = NAME(f64(a[w]), f64(b[w])); return r; } \
+  FL_INLINE vi32 NAME(vi32 a, vi32 b) { vi32 r; for (int w = 0; w < W; w++) r[w] = NAME(i32(a[w]), i32(b[w])); return r; } \
+  FL_INLINE vi64 NAME(vi64 a, vi64 b) { vi64 r; for (int w = 0; w < W; w++) r[w] = NAME(i64(a[w]), i64(b[w])); return r; }
+FL_LANES2(floordiv) FL_LANES2(mod) FL_LANES2(power)
+// The same where neither operand is negative.
+FL_INLINE i32 quotient(i32 a, i32 b) { return b ? i32(u32(a) / u32(b)) : 0; }
+FL_INLINE i64 quotient(i64 a, i64 b) { return b ? a / b : 0; }
+FL_INLINE vi32 quotient(vi32 a, vi32 b) { vi32 r; for (int w = 0; w < W; w++) r[w] = quotient(i32(a[w]), i32(b[w])); return r; }
+FL_INLINE vi64 quotient(vi64 a, vi64 b) { vi64 r; for (int w = 0; w < W; w++) r[w] = quotient(i64(a[w]), i64(b[w])); return r; }
+template <class I> FL_INLINE I remainder(I a, I b) { return a - quotient(a, b) * b; }
+
+// -- Memory. A tile holds compute types (f32 for 16-bit floats, i32 for narrow integers and masks); arrays hold their own.
+
+FL_INLINE f32 value_of(f32 x) { return x; }
+FL_INLINE f64 value_of(f64 x) { return x; }
+FL_INLINE i32 value_of(i32 x) { return x; }
+FL_INLINE i64 value_of(i64 x) { return x; }
+FL_INLINE i32 value_of(i8 x) { return x; }
+FL_INLINE i32 value_of(u8 x) { return x; }
+FL_INLINE i32 value_of(i16 x) { return x; }
+FL_INLINE bool value_of(bool x) { return x; }
+FL_INLINE f32 value_of(bf16 x) { return widen(x); }
+FL_INLINE f32 value_of(f16 x) { return widen(x); }
+template <class T> struct ValueOf { typedef decltype(value_of(T())) type; typedef V<type> vector; };
+template <> struct ValueOf<bool> { typedef bool type; typedef vi32 vector; };
+
+template <class T> FL_INLINE V<T> tile_load(const T* p) { V<T> r; __builtin_memcpy(&r, p, sizeof r); return r; }
+template <class T> FL_INLINE void tile_store(T* p, V<T> x) { __builtin_memcpy(p, &x, sizeof x); }
+
+// Lanes [0, n) from p, p + stride, ...; the others are 0.
+template <class T> struct Contiguous {
+  FL_INLINE static typename ValueOf<T>::vector load(const T* p) {
+    typename ValueOf<T>::vector r;
+    for (int w = 0; w < W; w++) r[w] = value_of(p[w]);
+    return r;
+  }
+};
+template <> struct Contiguous<f32> { FL_INLINE static vf32 load(const f32* p) { return tile_load(p); } };
+template <> struct Contiguous<f64> { FL_INLINE static vf64 load(const f64* p) { return tile_load(p); } };
+template <> struct Contiguous<i32> { FL_INLINE static vi32 load(const i32* p) { return tile_load(p); } };
+template <> struct Contiguous<i64> { FL_INLINE static vi64 load(const i64* p) { return tile_load(p); } };
+template <> struct Contiguous<bf16> {
+  FL_INLINE static vf32 load(const bf16* p) {
+    vu16 h;
+    __builtin_memcpy(&h, p, sizeof h);
+    return (vf32)(__builtin_convertvector(h, vu32) << 16);
+  }
+};
+template <> struct Contiguous<f16> {
+  FL_INLINE static vf32 load(const f16* p) {
+    vf32 r;
+#if defined(__F16C__) && !defined(FL_DOUBLE)
+    typedef f32 v8 __attribute__((vector_size(32)));
+    typedef short s8 __attribute__((vector_size(16)));
+    for (int w = 0; w < W; w += 8) {
+      s8 h;
+      __builtin_memcpy(&h, p + w, 16);
+      v8 y = __builtin_ia32_vcvtph2ps256(h);
+      __builtin_memcpy((f32*)&r + w, &y, 32);
+    }
+#else
+    for (int w = 0; w < W; w++) r[w] = widen(p[w]);
+#endif
+    return r;
+  }
+};
+template <> struct Contiguous<bool> {
+  FL_INLINE static vi32 load(const bool* p) {
+    typedef V<i8> vi8;
+    vi8 h;
+    __builtin_memcpy(&h, p, sizeof h);
+    return __builtin_convertvector(h, vi32) != 0;
+  }
+};
+template <class T> FL_INLINE auto lane_of(T x) { return value_of(x); }
+FL_INLINE i32 lane_of(bool x) { return -i32(x); }
+template <class T> FL_INLINE typename ValueOf<T>::vector load(const T* p, i64 stride, i64 n) {
+  if (n >= W && stride == 1) return Contiguous<T>::load(p);
+  typename ValueOf<T>::vector r{};
+  if (n >= W) {
+    if (stride == 0) return spread(value_of(*p));
+    for (i64 w = 0; w < W; w++) r[w] = lane_of(p[w * stride]);
+  } else {
+    for (i64 w = 0; w < n; w++) r[w] = lane_of(p[w * stride]);
+  }
+  return r;
+}
+// Lanes [lo, hi) only, of those that the vector has.
+template <class T> FL_INLINE typename ValueOf<T>::vector load(const T* p, i64 stride, i64 lo, i64 hi) {
+  if (lo <= 0) return load(p, stride, hi);
+  typename ValueOf<T>::vector r{};
+  for (i64 w = lo; w < W && w < hi; w++) r[w] = lane_of(p[w * stride]);
+  return r;
+}
+template <class T> FL_INLINE typename ValueOf<T>::vector load(const T* p, i64 stride, i64 lo, i64 hi, vi32 m) {
+  typename ValueOf<T>::vector r{};
+  for (i64 w = lo < 0 ? 0 : lo; w < W && w < hi; w++)
+    if (m[w]) r[w] = lane_of(p[w * stride]);
+  return r;
+}
+template <class T> struct Narrow { template <class X> FL_INLINE static T at(X x) { return T(x); } };
+template <> struct Narrow<bf16> { FL_INLINE static bf16 at(f32 x) { return narrow_bf16(x); } };
+template <> struct Narrow<f16> { FL_INLINE static f16 at(f32 x) { return narrow_f16(x); } };
+template <> struct Narrow<bool> { template <class X> FL_INLINE static bool at(X x) { return x != 0; } };
+template <class T, class X> FL_INLINE void store(T* p, i64 stride, i64 lo, i64 hi, X x) {
+  if (lo <= 0 && hi >= W) {
+    if (stride == 1) {
+      if constexpr (sizeof(T) >= 4) { tile_store(p, x); return; }
+      if constexpr (__is_same(T, bf16)) {
+        vu16 h = __builtin_convertvector(bf16_bits(x), vu16);
+        __builtin_memcpy(p, &h, sizeof h);
+        return;
+      }
+    }
+    for (i64 w = 0; w < W; w++) p[w * stride] = Narrow<T>::at(x[w]);
+    return;
+  }
+  for (i64 w = lo < 0 ? 0 : lo; w < W && w < hi; w++) p[w * stride] = Narrow<T>::at(x[w]);
+}
+template <class T, class X> FL_INLINE void store(T* p, i64 stride, i64 lo, i64 hi, X x, vi32 m) {
+  for (i64 w = lo < 0 ? 0 : lo; w < W && w < hi; w++)
+    if (m[w]) p[w * stride] = Narrow<T>::at(x[w]);
+}
+FL_INLINE i64 least(i64 a, i64 b) { return a < b ? a : b; }
+FL_INLINE i64 most(i64 a, i64 b) { return a > b ? a : b; }
+FL_INLINE i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
+template <class T> FL_INLINE void fill(T* p, i64 n, T x) { for (i64 i = 0; i < n; i++) p[i] = x; }
+template <class T> FL_INLINE void copy(T* p, const T* q, i64 n) { __builtin_memcpy(p, q, n * sizeof(T)); }
+
+// -- Reductions. A position is kept with its value; the first of equals wins, and a NaN wins over all.
+
+template <class X> FL_INLINE X plus(X a, X b) { return a + b; }
+template <class X> FL_INLINE X times(X a, X b) { return a * b; }
+template <class X> FL_INLINE X both(X a, X b) { return a & b; }
+template <class X> FL_INLINE X either(X a, X b) { return a | b; }
+#define FL_HORIZONTAL(NAME, OP)                                                        \
+  template <class X> FL_INLINE typename Lane<X>::type NAME(X x) {                      \
+    typename Lane<X>::type a[W];                                                       \
+    for (int w = 0; w < W; w++) a[w] = x[w];                                           \
+    for (int n = W / 2; n; n /= 2) for (int w = 0; w < n; w++) a[w] = OP(a[w], a[w + n]); \
+    return a[0];                                                                       \
+  }
+FL_HORIZONTAL(across_plus, plus) FL_HORIZONTAL(across_times, times)
+FL_HORIZONTAL(across_max_nan, max_nan) FL_HORIZONTAL(across_min_nan, min_nan)
+FL_HORIZONTAL(across_max_any, max_any) FL_HORIZONTAL(across_min_any, min_any)
+FL_INLINE bool across_both(vi32 x) { i32 r = -1; for (int w = 0; w < W; w++) r &= x[w]; return r != 0; }
+FL_INLINE bool across_either(vi32 x) { i32 r = 0; for (int w = 0; w < W; w++) r |= x[w]; return r != 0; }
+template <class X> FL_INLINE auto beats_max(X x, X a) { return mask(x > a) | (mask(x != x) & mask(a == a)); }
+template <class X> FL_INLINE auto beats_min(X x, X a) { return mask(x < a) | (mask(x != x) & mask(a == a)); }
+template <class X> FL_INLINE i32 winner_max(X x, vi32 at) {
+  int b = 0;
+  for (int w = 1; w < W; w++) {
+    auto y = x[w], z = x[b];
+    if (beats_max(y, z) || ((y == z || (y != y && z != z)) && at[w] < at[b])) b = w;
+  }
+  return at[b];
+}
+template <class X> FL_INLINE i32 winner_min(X x, vi32 at) {
+  int b = 0;
+  for (int w = 1; w < W; w++) {
+    auto y = x[w], z = x[b];
+    if (beats_min(y, z) || ((y == z || (y != y && z != z)) && at[w] < at[b])) b = w;
+  }
+  return at[b];
+}
+
+// -- Matrix products on tiles: C[m, n] (+)= sum over k of A[m, k] * B[k, n]. A is read element by element, at any strides; lanes
+// run along n, so B and C are vectors: vector j of row k of B is at B + k * bk + j * bj.
+
+#if FL_BYTES == 64
+#define FL_ROWS 12
+#elif FL_BYTES == 32
+#define FL_ROWS 6
+#else
+#define FL_ROWS 4
+#endif
+template <class T, int M, int N>
+FL_INLINE void product_block(i64 K, const T* A, i64 am, i64 ak, const T* B, i64 bk, i64 bj, T* C, i64 cm, i64 cj, bool add) {
+  V<T> c[M][N];
+  for (int i = 0; i < M; i++)
+    for (int j = 0; j < N; j++) c[i][j] = add ? tile_load(C + i * cm + j * cj) : V<T>{};
+  for (i64 k = 0; k < K; k++) {
+    V<T> b[N];
+    for (int j = 0; j < N; j++) b[j] = tile_load(B + k * bk + j * bj);
+    for (int i = 0; i < M; i++) {
+      V<T> a = spread(A[i * am + k * ak]);
+      for (int j = 0; j < N; j++) c[i][j] += a * b[j];
+    }
+  }
+  for (int i = 0; i < M; i++)
+    for (int j = 0; j < N; j++) tile_store(C + i * cm + j * cj, c[i][j]);
+}
+template <class T, int N>
+FL_INLINE void product_panel(i64 M, i64 K, const T* A, i64 am, i64 ak, const T* B, i64 bk, i64 bj, T* C, i64 cm, i64 cj, bool add) {
+  i64 i = 0;
+  for (; i + FL_ROWS <= M; i += FL_ROWS)
+    product_block<T, FL_ROWS, N>(K, A + i * am, am, ak, B, bk, bj, C + i * cm, cm, cj, add);
+  for (; i + 4 <= M; i += 4) product_block<T, 4, N>(K, A + i * am, am, ak, B, bk, bj, C + i * cm, cm, cj, add);
+  for (; i < M; i++) product_block<T, 1, N>(K, A + i * am, am, ak, B, bk, bj, C + i * cm, cm, cj, add);
+}
+// `n` counts vectors of lanes.
+template <class T>
+__attribute__((noinline)) void product(i64 M, i64 n, i64 K, const T* A, i64 am, i64 ak, const T* B, i64 bk, i64 bj, T* C, i64 cm, i64 cj, bool add) {
+  i64 j = 0;
+  for (; j + 2 <= n; j += 2) product_panel<T, 2>(M, K, A, am, ak, B + j * bj, bk, bj, C + j * cj, cm, cj, add);
+  if (j < n) product_panel<T, 1>(M, K, A, am, ak, B + j * bj, bk, bj, C + j * cj, cm, cj, add);
+}
+// A tile whose lanes run along another axis than n, brought into vectors along n: [n / W][k][W].
+template <class T> void pack(i64 N, i64 K, const T* B, i64 bk, i64 bn, T* P) {
+  for (i64 j = 0; j < N; j += W)
+    for (i64 k = 0; k < K; k++) tile_store(P + j * K + k * W, load(B + j * bn + k * bk, bn, N - j));
+}
+extern "C" int omp_get_thread_num(void);

@@ -1,0 +1,230 @@
+"""C++ kernels at run time: compiled through torch's own code cache, called by address with the tensors' strides."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from flashlight.codegen.blocks import Kernel
+from flashlight.codegen.cpp import Source, emit, translation_unit
+from flashlight.codegen.lower import lower
+from flashlight.errors import CompileError, Refusal
+from flashlight.ir.dtypes import DType
+from flashlight.ir.exprs import Buffer
+from flashlight.ir.nests import Loop, Program
+from flashlight.ir.text import print_statement
+from flashlight.rewrite.bounds import loop_bounds
+from flashlight.rewrite.tile import Schedule, evaluate
+from flashlight.rewrite.tile_cpu import cpu_schedule
+from flashlight.runtime.executable import KernelInfo
+
+TORCH_TYPES = {
+    DType.BOOL: torch.bool,
+    DType.U8: torch.uint8,
+    DType.I8: torch.int8,
+    DType.I16: torch.int16,
+    DType.I32: torch.int32,
+    DType.I64: torch.int64,
+    DType.F16: torch.float16,
+    DType.BF16: torch.bfloat16,
+    DType.F32: torch.float32,
+    DType.F64: torch.float64,
+}
+FLAGS = (
+    "-O3",
+    "-g0",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-signed-zeros",
+    "-ffp-contract=fast",
+    "-fwrapv",
+    "-w",
+)
+
+
+def build(program: Program, options: Any, hints: Mapping[str, int]) -> CpuExecutable | Refusal:
+    """Compile a program of loops for this machine's CPU.
+
+    Raises CompileError where the compiler fails or there is none.
+    """
+    try:
+        steps = [step_of(program, loop, hints, n) for n, loop in _numbered(program)]
+    except CompileError as error:
+        return Refusal("tile-form", str(error))
+    return CpuExecutable(program, steps, hints)
+
+
+def _numbered(program: Program) -> list[tuple[int, Loop]]:
+    loops = program.loops
+    if len(loops) != len(program.statements):
+        msg = "Every statement must be a loop before code is generated."
+        raise CompileError(msg)
+    return list(enumerate(loops))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One loop of the program as C++."""
+
+    loop: Loop
+    schedule: Schedule
+    kernel: Kernel
+    source: Source
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        return (*self.kernel.reads, *self.kernel.writes)
+
+
+def step_of(
+    program: Program,
+    loop: Loop,
+    hints: Mapping[str, int],
+    number: int = 0,
+    schedule: Schedule | None = None,
+) -> Step:
+    """The C++ of one loop, by the default schedule unless another is given."""
+    if schedule is None:
+        schedule = with_bounds(program, loop, cpu_schedule(loop, hints, torch.get_num_threads()))
+    suffix = f"_{number}" if len(program.loops) > 1 else ""
+    kernel = lower(loop, schedule, _identifier(program.name) + suffix)
+    return Step(loop, schedule, kernel, emit(kernel))
+
+
+def with_bounds(program: Program, loop: Loop, schedule: Schedule) -> Schedule:
+    """A schedule whose passes skip what their masks exclude; then the heaviest row tiles come first."""
+    if len(schedule.cols) != 1:
+        return schedule
+    inputs = frozenset(b.name for b in program.inputs)
+    bounds = loop_bounds(loop, inputs, schedule.rows, schedule.cols[0])
+    if not any(bounds):
+        return schedule
+    return replace(schedule, bounds=bounds, descending=True)
+
+
+class CpuExecutable:
+    """A program compiled for a CPU; see `runtime.executable.Executable`."""
+
+    def __init__(self, program: Program, steps: Sequence[Step], hints: Mapping[str, int]) -> None:
+        self.program = program
+        self.steps = tuple(steps)
+        self.hints = dict(hints)
+        self._text = translation_unit([s.source for s in steps])
+        library = load_library(self._text)
+        self._functions = [_function(library, s.source.name) for s in steps]
+
+    @property
+    def kernels(self) -> tuple[KernelInfo, ...]:
+        return tuple(self._info(step) for step in self.steps)
+
+    def _info(self, step: Step) -> KernelInfo:
+        grid = 1
+        for g in step.kernel.grid:
+            grid *= evaluate(g.count, self.hints, unknown=1)
+        return KernelInfo(
+            name=step.kernel.name,
+            program=print_statement(step.loop),
+            source=step.source.text,
+            language="cpp",
+            grid=grid,
+            passes=sum(bool(p.carries) for p in step.loop.passes),
+            config=str(step.schedule),
+        )
+
+    def __call__(self, inputs: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
+        known = {s.name: int(n) for s, n in zip(self.program.sizes, sizes, strict=True)}
+        tensors = {b.name: t for b, t in zip(self.program.inputs, inputs, strict=True)}
+        threads = thread_count()
+        for step, function in zip(self.steps, self._functions, strict=True):
+            for give in step.loop.gives:
+                tensors[give.name] = _empty(give.buffer, known)
+            numbers = [known[name] for name in step.source.sizes]
+            arrays = []
+            for buffer in step.buffers:
+                tensor = tensors[buffer.name]
+                arrays.append(tensor.data_ptr())
+                numbers.extend(tensor.stride())
+            function(
+                (ctypes.c_void_p * len(arrays))(*arrays),
+                (ctypes.c_longlong * len(numbers))(*numbers),
+                workspace(step.source.workspace * threads),
+                threads,
+            )
+        return [tensors[name] for name in self.program.outputs]
+
+
+def _empty(buffer: Buffer, sizes: Mapping[str, int]) -> torch.Tensor:
+    shape = [evaluate(e, sizes) for e in buffer.shape]
+    return torch.empty(shape, dtype=TORCH_TYPES[buffer.dtype])
+
+
+def _function(library: ctypes.CDLL, name: str) -> Any:
+    function = getattr(library, name)
+    function.argtypes = [
+        ctypes.POINTER(ctypes.c_void_p),
+        ctypes.POINTER(ctypes.c_longlong),
+        ctypes.c_void_p,
+        ctypes.c_longlong,
+    ]
+    function.restype = None
+    return function
+
+
+# -- Threads. Each calling thread has a workspace of its own, kept for its next call.
+
+_local = threading.local()
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True  # the parent's OpenMP threads are not here, and waiting for them would never end
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def thread_count() -> int:
+    """Threads to run on: torch's setting, but one in a forked child."""
+    return 1 if _forked else torch.get_num_threads()
+
+
+def workspace(size: int) -> int:
+    """The address of at least `size` bytes for the calling thread's use until its next call."""
+    held: torch.Tensor | None = getattr(_local, "held", None)
+    if held is None or held.numel() < size:
+        held = _local.held = torch.empty(max(size, 1 << 16), dtype=torch.uint8)
+    return held.data_ptr()
+
+
+# -- The compiler.
+
+
+def load_library(text: str) -> ctypes.CDLL:
+    """Compile and load C++ source; equal sources are compiled once and found in torch's cache later."""
+    from torch._inductor.codecache import CppCodeCache
+
+    try:
+        return CppCodeCache.load(text, "cpu", extra_flags=FLAGS)  # type: ignore[no-any-return]
+    except Exception as error:
+        msg = _first_error(str(error))
+        raise CompileError(msg) from error
+
+
+def _identifier(name: str) -> str:
+    text = "".join(c if c.isalnum() and c.isascii() else "_" for c in name)
+    return text if text[:1].isalpha() else f"kernel_{text}"
+
+
+def _first_error(text: str) -> str:
+    """The compiler's first complaint, or the first line of what was raised."""
+    lines = [line for line in text.strip().splitlines() if line]
+    found = next((line for line in lines if "error:" in line), lines[0] if lines else "no output")
+    return f"The C++ compiler failed: {found.strip()}"
