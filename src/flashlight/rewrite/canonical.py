@@ -65,6 +65,16 @@ def canonicalize(program: Program) -> tuple[Program, tuple[InputView, ...]]:
           output y0
     Legal when: always. An index that is no view of the input (a gather, a clamped position) keeps its axis as it is.
     """
+    renamed, views, _ = _canonical(program)
+    return renamed, views
+
+
+def canonical_sizes(program: Program) -> tuple[Size, ...]:
+    """The sizes of a program in the order in which its canonical form takes them."""
+    return _canonical(program)[2]
+
+
+def _canonical(program: Program) -> tuple[Program, tuple[InputView, ...], tuple[Size, ...]]:
     program = replace(program, statements=tuple(_in_order_of_need(program)))
     program, views = _view_inputs(program)
     return _rename(program, views)
@@ -206,7 +216,9 @@ def _mixed_radix(terms: list[tuple[Dim, Polynomial]]) -> tuple[list[Dim], int] |
 # -- Names
 
 
-def _rename(program: Program, views: list[InputView]) -> tuple[Program, tuple[InputView, ...]]:
+def _rename(
+    program: Program, views: list[InputView]
+) -> tuple[Program, tuple[InputView, ...], tuple[Size, ...]]:
     sizes: dict[Size, Size] = {}
     names = _Names()
     bound: dict[tuple[int, int, Expr], Dim] = {}
@@ -241,7 +253,7 @@ def _rename(program: Program, views: list[InputView]) -> tuple[Program, tuple[In
         statements=tuple(statements),
         outputs=tuple(buffers[o].name for o in program.outputs),
     )
-    return renamed, tuple(new_views)
+    return renamed, tuple(new_views), tuple(sizes)
 
 
 class _Names:

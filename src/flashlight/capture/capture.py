@@ -1,0 +1,103 @@
+"""The graph pass: lift a graph, find regions, ask the compiler about each, and splice what it takes.
+
+Transactional: everything that may fail happens before the graph is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.fx
+
+from flashlight import trace
+from flashlight.capture import record
+from flashlight.capture.emit import Emitted, emit, origins_of
+from flashlight.capture.normalize import shield_softmax, why_not_graph
+from flashlight.capture.record import Record, Taken
+from flashlight.capture.regions import Finder
+from flashlight.capture.splice import Splice, acyclic, apply
+from flashlight.errors import Refusal
+from flashlight.lift import rules as _rules  # registers the lifting rules
+from flashlight.lift.lift import Lifter, hints_of
+from flashlight.options import Options
+from flashlight.pipeline import CANONICAL, optimize
+from flashlight.rewrite.canonical import canonical_sizes, canonicalize
+from flashlight.runtime.op import executable, token_of
+
+del _rules
+
+
+def capture(graph: torch.fx.Graph, options: Options) -> Record:
+    """Fuse what can be fused in a graph, in place, and say what was done."""
+    found = Record()
+    refused = why_not_graph(graph)
+    if refused is not None:
+        found.refusals.append(refused)
+        record.publish(found)
+        return found
+    with trace.timed("lift"):
+        lifter, hints = Lifter(graph), dict(hints_of(graph))
+    _hint_factors(lifter, hints)
+    with trace.timed("regions"):
+        finder = Finder(lifter, hints)
+        regions = finder.regions()
+    found.refusals.extend(finder.refusals)
+    splices: list[tuple[Splice, Taken]] = []
+    for number, region in enumerate(regions):
+        with trace.region(f"region{number}"):
+            result = _compile(emit(region, lifter, hints), hints, options)
+        if isinstance(result, Refusal):
+            found.refusals.append(result)
+        else:
+            splices.append(result)
+    kept = acyclic([s for s, _ in splices])
+    apply(graph, kept, lifter.sizes)
+    found.regions.extend(taken for splice, taken in splices if splice in kept)
+    shield_softmax(graph)
+    record.publish(found)
+    return found
+
+
+def _compile(
+    emitted: Emitted, hints: Mapping[str, int], options: Options
+) -> tuple[Splice, Taken] | Refusal:
+    """A region's canonical program with kernels that are known to build, or why there are none."""
+    origins = origins_of(emitted.program)
+    where = origins[-1].line if origins else ""
+    if not emitted.inputs:
+        return Refusal("no-inputs", "The region reads no tensor.", where)
+    trace.left("lifted", emitted.program)
+    program = emitted.program
+    for step in CANONICAL:
+        program = step(program)
+    sizes = canonical_sizes(program)
+    program, views = canonicalize(program)
+    trace.left("canonical", program)
+    known = {
+        new.name: hints.get(old.name, 64) for new, old in zip(program.sizes, sizes, strict=True)
+    }
+    token = token_of(program, known, options)
+    optimized = optimize(program)
+    if isinstance(optimized, Refusal):
+        return _located(optimized, where)
+    device = emitted.inputs[0].meta["val"].device
+    built = executable(token, device)
+    if isinstance(built, Refusal):
+        return _located(built, where)
+    taken = Taken(emitted.program, program, token, str(device), known, origins)
+    return Splice(emitted, views, sizes, program, token), taken
+
+
+def _located(refusal: Refusal, where: str) -> Refusal:
+    """A refusal with the user's line, if it has none."""
+    if refusal.where:
+        return refusal
+    return Refusal(refusal.code, refusal.message, where, refusal.hint)
+
+
+def _hint_factors(lifter: Lifter, hints: dict[str, int]) -> None:
+    """Sizes of the symbols that lifting made."""
+    for symbol, meaning in lifter.sizes.meaning.items():
+        whole, part = (hints.get(str(s), 64) for s in meaning.args)
+        hints[str(symbol)] = max(whole // max(part, 1), 1)

@@ -1,0 +1,62 @@
+"""Before and after: which graphs are looked at, and what is done for softmaxes that stay."""
+
+from __future__ import annotations
+
+import torch
+import torch.fx
+
+from flashlight.errors import Refusal
+
+aten = torch.ops.aten
+
+
+def why_not_graph(graph: torch.fx.Graph) -> Refusal | None:
+    """Why a whole graph is left alone. Joint graphs of training come with their backward, which is not compiled yet."""
+    for node in graph.nodes:
+        if node.op != "placeholder":
+            break
+        if str(node.target).startswith("tangents"):
+            return Refusal(
+                "training",
+                "The graph computes gradients, which are not fused yet.",
+                "",
+                "Call the function under torch.no_grad() where gradients are not needed.",
+            )
+    return None
+
+
+def shield_softmax(graph: torch.fx.Graph) -> int:
+    """Keep Inductor's attention matcher off softmaxes over an axis other than the last, which it takes for attention.
+
+    exp / sum becomes exp * (1 / sum). Returns how many were rewritten.
+    """
+    count = 0
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target is not aten.div.Tensor:
+            continue
+        weight, total = node.args
+        if not _is_softmax(weight, total):
+            continue
+        with graph.inserting_before(node):
+            inverse = graph.call_function(aten.reciprocal.default, (total,))
+            inverse.meta["val"] = total.meta["val"]
+            product = graph.call_function(aten.mul.Tensor, (weight, inverse))
+            product.meta = dict(node.meta)
+        node.replace_all_uses_with(product)
+        graph.erase_node(node)
+        count += 1
+    return count
+
+
+def _is_softmax(weight: object, total: object) -> bool:
+    """Whether two operands of a division are exp(x) and its sum over one axis that is not the last."""
+    if not isinstance(weight, torch.fx.Node) or not isinstance(total, torch.fx.Node):
+        return False
+    if weight.target is not aten.exp.default or total.target is not aten.sum.dim_IntList:
+        return False
+    if total.args[0] is not weight or len(total.args) < 3:
+        return False
+    rank, dims = len(weight.meta["val"].shape), total.args[1]
+    return isinstance(dims, list | tuple) and any(
+        isinstance(d, int) and d % rank != rank - 1 for d in dims
+    )

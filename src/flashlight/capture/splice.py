@@ -1,0 +1,290 @@
+"""Kernels back into the graph: one call of `flashlight::fused` for a region, views around it, and what it replaces gone.
+
+Nothing is changed before everything is known to fit: new nodes are dead until their results take the place of the roots.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+import torch.fx
+from torch._guards import detect_fake_mode
+
+from flashlight.capture.emit import Emitted, Output
+from flashlight.ir.exprs import ZERO, Binary, Const, Expr, Size
+from flashlight.ir.nests import Program
+from flashlight.lift.extents import Sizes, expr_of, is_same
+from flashlight.rewrite.canonical import AxisView, InputView
+from flashlight.rewrite.simplify import simplify
+from flashlight.runtime.op import fused
+
+Node = torch.fx.Node
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Splice:
+    """A region ready to go into the graph.
+
+    Attributes:
+        emitted: its lifted program and the FX nodes it touches.
+        views: how the canonical program's inputs are views of the lifted one's.
+        sizes: the lifted program's sizes, in the order in which the canonical one takes them.
+        program: canonical.
+        token: for the call.
+    """
+
+    emitted: Emitted
+    views: tuple[InputView, ...]
+    sizes: tuple[Size, ...]
+    program: Program
+    token: str
+
+
+def acyclic(splices: Sequence[Splice]) -> list[Splice]:
+    """The splices that can stand together: none may need its own results to compute its inputs."""
+    kept: list[Splice] = []
+    for splice in splices:
+        if not _needs_itself(splice, kept):
+            kept.append(splice)
+    return kept
+
+
+def _needs_itself(splice: Splice, others: Sequence[Splice]) -> bool:
+    """Whether an input depends on an output, when each of the others is one node."""
+    replaced = {
+        node: other.emitted.inputs
+        for other in others
+        for output in other.emitted.outputs
+        for node in output.nodes
+    }
+    own = {node for output in splice.emitted.outputs for node in output.nodes}
+    seen: set[Node] = set()
+    work = list(splice.emitted.inputs)
+    while work:
+        node = work.pop()
+        if node in own:
+            return True
+        if node not in seen:
+            seen.add(node)
+            work.extend(replaced.get(node, node.all_input_nodes))
+    return False
+
+
+def apply(graph: torch.fx.Graph, splices: Sequence[Splice], sizes: Sizes) -> None:
+    """Put all splices into the graph; on any error the graph is as it was."""
+    if not splices:
+        return
+    before = set(graph.nodes)
+    try:
+        writer = Writer(graph, sizes)
+        results = [pair for splice in splices for pair in writer.write(splice)]
+    except BaseException:
+        for node in reversed([n for n in graph.nodes if n not in before]):
+            graph.erase_node(node)
+        raise
+    for old, new in results:
+        old.replace_all_uses_with(new)
+    sort(graph)
+    graph.eliminate_dead_code()
+    graph.lint()
+
+
+class Writer:
+    """Makes new nodes at the end of a graph; `sort` later puts them where they belong."""
+
+    def __init__(self, graph: torch.fx.Graph, sizes: Sizes) -> None:
+        self.graph = graph
+        self.sizes = sizes
+        self.end = next(n for n in graph.nodes if n.op == "output")
+        self.fake_mode = detect_fake_mode(
+            [n.meta["val"] for n in graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+        )
+        self._symbols = dict(self._symbol_nodes())
+        self._made: dict[Expr, Any] = {}
+
+    def write(self, splice: Splice) -> Iterator[tuple[Node, Node]]:
+        """The call of one region; yields what replaces each root."""
+        sources = dict(
+            zip((b.name for b in splice.emitted.program.inputs), splice.emitted.inputs, strict=True)
+        )
+        ins = [self._view(v, sources[v.source]) for v in splice.views]
+        syms = [self._size(s) for s in splice.sizes]
+        call = self.call(fused, ins, syms, splice.token)
+        call.meta["flashlight"] = splice.program.name
+        first = splice.emitted.outputs[0].nodes[0]
+        for key in ("stack_trace", "nn_module_stack", "recompute", "ac_graph_id"):
+            if key in first.meta:
+                call.meta[key] = first.meta[key]
+        for i, output in enumerate(splice.emitted.outputs):
+            result = self.call(operator.getitem, call, i)
+            yield from self._results(result, output)
+
+    def call(self, target: Callable[..., Any], *args: Any) -> Node:
+        """A node with the value it has on fake tensors."""
+        with self.graph.inserting_before(self.end):
+            node = self.graph.call_function(target, args)
+        with self.fake_mode or nullcontext():
+            node.meta["val"] = target(*torch.fx.map_arg(args, lambda n: n.meta["val"]))
+        return node
+
+    # -- Inputs
+
+    def _view(self, view: InputView, node: Node) -> Node:
+        """An input of the canonical program as views of an FX tensor."""
+        at = 0
+        for axis in view.axes:
+            node = self._axis(node, at, axis)
+            at += len(axis.sizes)
+        if view.order != tuple(range(len(view.order))):
+            node = self.call(aten.permute.default, node, list(view.order))
+        return node
+
+    def _axis(self, node: Node, at: int, axis: AxisView) -> Node:
+        if not axis.sizes:
+            return self.call(aten.select.int, node, at, self._size(axis.start))
+        length = _product(axis.sizes)
+        size = self.sizes.of(node.meta["val"].shape[at])
+        is_whole = axis.start is ZERO and axis.step == 1
+        if not (is_whole and _is_equal(length, expr_of(size))):
+            last = simplify(
+                Binary(
+                    "add",
+                    Binary("add", axis.start, Const(1, ZERO.dtype)),
+                    Binary(
+                        "mul",
+                        Binary("sub", length, Const(1, ZERO.dtype)),
+                        Const(axis.step, ZERO.dtype),
+                    ),
+                )
+            )
+            start, end = self._size(axis.start), self._size(last)
+            node = self.call(aten.slice.Tensor, node, at, start, end, axis.step)
+        if len(axis.sizes) > 1:
+            shape: list[Any] = [self._extent(s) for s in node.meta["val"].shape]
+            shape[at : at + 1] = [self._size(s) for s in axis.sizes]
+            node = self.call(aten.view.default, node, shape)
+        return node
+
+    # -- Outputs
+
+    def _results(self, result: Node, output: Output) -> Iterator[tuple[Node, Node]]:
+        """A result in the FX shape and axis order, for each node it replaces."""
+        for old in output.nodes:
+            shape = [self.sizes.of(s) for s in old.meta["val"].shape]
+            wanted = [shape[a] for a in output.order]
+            have = [self.sizes.of(s) for s in result.meta["val"].shape]
+            new = result
+            if len(have) != len(wanted) or not all(map(is_same, have, wanted)):
+                new = self.call(aten.view.default, new, [self._extent(n) for n in wanted])
+            if output.order != tuple(range(len(output.order))):
+                back = sorted(range(len(output.order)), key=output.order.__getitem__)
+                new = self.call(aten.permute.default, new, back)
+            yield old, new
+
+    # -- Sizes
+
+    def _extent(self, size: Any) -> Any:
+        """An FX argument for a size of a tensor."""
+        return self._size(expr_of(size if isinstance(size, int) else self.sizes.of(size)))
+
+    def _size(self, expr: Expr) -> Any:
+        """An FX argument for a size expression: an int or a node."""
+        if isinstance(expr, Const):
+            return int(expr.value)
+        if expr not in self._made:
+            self._made[expr] = self._compute(expr)
+        return self._made[expr]
+
+    def _compute(self, expr: Expr) -> Any:
+        match expr:
+            case Size(name):
+                return self._symbol(sympy.Symbol(name))
+            case Binary(op, a, b) if op in _OPERATORS:
+                return self.call(_OPERATORS[op], self._size(a), self._size(b))
+            case _:
+                msg = f"'{expr}' is no size."
+                raise ValueError(msg)
+
+    def _symbol(self, symbol: sympy.Symbol) -> Any:
+        for known, meaning in self.sizes.meaning.items():
+            if str(known) == str(symbol):
+                whole, part = meaning.args
+                return self.call(operator.floordiv, self._symbol(whole), self._symbol(part))
+        return self._symbols[str(symbol)]()
+
+    def _symbol_nodes(self) -> Iterator[tuple[str, Callable[[], Node]]]:
+        """How to get each symbol: as an input of the graph, or from the shape of one."""
+        found: dict[str, Callable[[], Node]] = {}
+        for node in self.graph.nodes:
+            val = node.meta.get("val")
+            if isinstance(val, torch.SymInt) and val.node.expr.is_Symbol:
+                found.setdefault(str(val.node.expr), lambda node=node: node)  # type: ignore[misc]
+        for node in self.graph.nodes:
+            val = node.meta.get("val")
+            if node.op != "placeholder" or not isinstance(val, torch.Tensor):
+                continue
+            for axis, size in enumerate(val.shape):
+                if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                    found.setdefault(
+                        str(size.node.expr),
+                        lambda node=node, axis=axis: self.call(aten.sym_size.int, node, axis),  # type: ignore[misc]
+                    )
+        yield from found.items()
+
+
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "min": torch.sym_min,
+    "max": torch.sym_max,
+}
+
+
+def _product(sizes: Sequence[Expr]) -> Expr:
+    result = sizes[0]
+    for size in sizes[1:]:
+        result = Binary("mul", result, size)
+    return simplify(result)
+
+
+def _is_equal(a: Expr, b: Expr) -> bool:
+    return simplify(a) is simplify(b)
+
+
+def sort(graph: torch.fx.Graph) -> None:
+    """Put every node behind its inputs and change as little of the order as that takes."""
+    ready: set[Node] = set()
+    order: list[Node] = []
+
+    def visit(node: Node) -> None:
+        stack = [(node, iter(node.all_input_nodes))]
+        while stack:
+            current, inputs = stack[-1]
+            missing = next((i for i in inputs if i not in ready), None)
+            if missing is not None:
+                stack.append((missing, iter(missing.all_input_nodes)))
+                continue
+            stack.pop()
+            if current not in ready:
+                ready.add(current)
+                order.append(current)
+
+    nodes = list(graph.nodes)
+    for node in nodes:
+        if node.op != "output":
+            visit(node)
+    last: Node | None = None
+    for node in order:
+        if last is not None and last.next is not node:
+            last.append(node)
+        last = node
