@@ -52,8 +52,7 @@ from flashlight.ir.dtypes import DType
 from flashlight.ir.exprs import Buffer
 
 _CHEAP = frozenset(
-    ("add", "sub", "mul", "neg", "and", "or", "xor", "not", "lt", "le", "gt", "ge", "eq", "ne")
-    + ("select", "fma", "maxnum", "minnum", "anchor", "abs", "cast")
+    "add sub mul neg and or xor not lt le gt ge eq ne select fma maxnum minnum anchor abs cast".split()
 )
 _CHEAP_LIMIT = 4
 _KEEP = 1000
@@ -213,7 +212,10 @@ class Emitter:
                 return 0
             case Dot():
                 return 1
-            case Compute(_, op, args) if op in _CHEAP and value.dtype not in (DType.F16, DType.BF16):
+            case Compute(_, op, args) if op in _CHEAP and value.dtype not in (
+                DType.F16,
+                DType.BF16,
+            ):
                 return 1 + sum(self._cost(a) for a in args)
             case _:
                 return _KEEP
@@ -362,7 +364,11 @@ class Emitter:
             return
         tree = cpp_tree.fuse(ops, self._axes_of)
         group = set(ops)
-        silent = {op for op in ops for value in results(op) if self._plan(op, value, tree, group)}
+        silent: set[Op] = set()
+        for op in ops:
+            for value in results(op):
+                if self._plan(op, value, tree, group):
+                    silent.add(op)
         for item in _pruned(tree.items, silent):
             start = self._tick()
             self._item(item)
@@ -431,7 +437,9 @@ class Emitter:
             self._open_fold(fold, nest, lane=lane)
         index, reach = self._fresh("i"), _reach(nest.axis)
         step = f"{index} += W" if lane else f"{index}++"
-        with self._scope(f"for (i64 {index} = 0; {index} < {reach}; {step}) ", nest.axis, index, lane=lane):
+        with self._scope(
+            f"for (i64 {index} = 0; {index} < {reach}; {step}) ", nest.axis, index, lane=lane
+        ):
             for item in nest.items:
                 self._item(item)
         for fold in nest.folds:
@@ -576,7 +584,9 @@ class Emitter:
         if inner:
             home = self._homes[op.result]
             if op.monoid.is_position:
-                raise CompileError("A position along an axis that is not the innermost has no C++ form.")
+                raise CompileError(
+                    "A position along an axis that is not the innermost has no C++ form."
+                )
             number = f"-i32({identity})" if op.x.dtype is DType.BOOL else identity
             self._fill(home, number)
             return
@@ -604,12 +614,16 @@ class Emitter:
             count = 1
             for axis in home.axes:
                 if axis not in stepped:
-                    count *= _padded(axis.block) if axis is home.axes[-1] and not home.vectors else axis.block
+                    count *= (
+                        _padded(axis.block)
+                        if axis is home.axes[-1] and not home.vectors
+                        else axis.block
+                    )
             if home.vectors:
                 self._line(f"fill({at}, {count} * W, {number});")
                 self._wrote(home.tile)
                 return
-        self._line(f"fill({at}, {count}, {tile_type_of(home.tile)}({number}));")
+        self._line(f"fill({at}, {count}, {home.tile.ctype}({number}));")
         self._wrote(home.tile)
 
     def _fold_step(self, op: Fold) -> None:
@@ -667,7 +681,7 @@ class Emitter:
     # -- Arrays.
 
     def _address(
-        self, buffer: Buffer, index: tuple[Subscript, ...], masks: tuple[Value, ...], *, const: bool
+        self, buffer: Buffer, index: tuple[Subscript, ...], masks: tuple[Value, ...]
     ) -> _Address:
         name = identifier(buffer.name)
         lane = self._lane()
@@ -731,7 +745,7 @@ class Emitter:
     def _fetch(self, op: Fetch) -> str:
         ctype = MEMORY_TYPES[op.buffer.dtype]
         vector = self._is_vector(op.result)
-        address = self._address(op.buffer, op.index, op.masks, const=True)
+        address = self._address(op.buffer, op.index, op.masks)
         kind = vector_type(op.result.dtype) if vector else compute_type(op.result.dtype)
         ok = " && ".join(f"({c})" for c in address.conditions)
         if not vector:
@@ -772,7 +786,7 @@ class Emitter:
 
     def _store(self, op: Store) -> None:
         ctype = MEMORY_TYPES[op.buffer.dtype]
-        address = self._address(op.buffer, op.index, op.masks, const=False)
+        address = self._address(op.buffer, op.index, op.masks)
         ok = " && ".join(f"({c})" for c in address.conditions)
         if self._lane() is None:
             value = self._ref(op.value)
@@ -801,7 +815,9 @@ class Emitter:
         n = axes[0] if axes[0] is self.rows else axes[-1]
         m = next((a for a in axes if a is not n), None)
         element, vector = (op.a, op.b) if n in op.b.axes else (op.b, op.a)
-        if set(vector.axes) != {n, op.axis} or set(element.axes) != {op.axis} | ({m} if m else set()):
+        if set(vector.axes) != {n, op.axis} or set(element.axes) != {op.axis} | (
+            {m} if m else set()
+        ):
             raise CompileError("The operands of a product are a matrix each.")
         return element, vector, m, n
 
@@ -810,7 +826,9 @@ class Emitter:
         users = self._users.get(op.result, [])
         if not users or not all(isinstance(u, Dot) for u in users) or op.masks:
             return False
-        if op.buffer.dtype not in (DType.F32, DType.F64) or any(isinstance(s, Gather) for s in op.index):
+        if op.buffer.dtype not in (DType.F32, DType.F64) or any(
+            isinstance(s, Gather) for s in op.index
+        ):
             return False
         axes = [s.axis for s in op.index if isinstance(s, Span)]
         if len(axes) != len(set(axes)) or set(axes) != set(op.result.axes):
@@ -884,7 +902,8 @@ class Emitter:
         return self._homes[value]
 
     def _save_ref(self, home: _Home, value: Value) -> None:
-        vector = self._lane() is not None and (home.vectors or self._lane().axis in home.axes)  # type: ignore[union-attr]
+        lane = self._lane()
+        vector = lane is not None and (home.vectors or lane.axis in home.axes)
         self._save(home, value.dtype, self._vector(value) if vector else self._ref(value))
 
     def _dot(self, op: Dot) -> None:
@@ -1107,10 +1126,6 @@ def _row_major(axes: tuple[Axis, ...]) -> dict[Axis, int]:
         strides[axis] = scale
         scale *= _padded(axis.block) if axis is axes[-1] else axis.block
     return strides
-
-
-def tile_type_of(tile: Tile) -> str:
-    return tile.ctype
 
 
 def _reach(axis: Axis) -> str:

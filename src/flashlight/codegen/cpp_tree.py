@@ -16,7 +16,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from flashlight.codegen.blocks import Axis, Compute, Constant, Fetch, Fold, Op, Positions, Store, Value, operands, results
+from flashlight.codegen.blocks import (
+    Axis,
+    Compute,
+    Constant,
+    Fetch,
+    Fold,
+    Op,
+    Positions,
+    Store,
+    Value,
+    operands,
+    results,
+)
 
 Elementwise: TypeAlias = Constant | Positions | Compute | Fetch | Fold | Store
 
@@ -70,7 +82,10 @@ def _insert(level: Nest, op: Elementwise, axes: tuple[Axis, ...]) -> tuple[Nest,
         _note(level, op, len(level.items) - 1)
         return ()
     axis, rest = axes[0], axes[1:]
-    ready, inside = 0, -1  # the first place after what must be complete; the nest that holds what may be read inside
+    ready, inside = (
+        0,
+        -1,
+    )  # the first place after what must be complete; the nest that holds what may be read inside
     for value in operands(op):
         at = level.made.get(value)
         if at is None:

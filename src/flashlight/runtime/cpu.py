@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -51,13 +52,18 @@ FLAGS = (
 def build(program: Program, options: Any, hints: Mapping[str, int]) -> CpuExecutable | Refusal:
     """Compile a program of loops for this machine's CPU.
 
-    Raises CompileError where the compiler fails or there is none.
+    Refuses loops that no tile form is known for, and machines without a C++ compiler (with one warning). Raises CompileError
+    where the compiler does not accept what was generated.
     """
     try:
         steps = [step_of(program, loop, hints, n) for n, loop in _numbered(program)]
     except CompileError as error:
         return Refusal("tile-form", str(error))
-    return CpuExecutable(program, steps, hints)
+    try:
+        return CpuExecutable(program, steps, hints)
+    except NoCompilerError:
+        _warn_once()
+        return Refusal("no-compiler", "There is no working C++ compiler.", hint=_INSTALL)
 
 
 def _numbered(program: Program) -> list[tuple[int, Loop]]:
@@ -206,21 +212,33 @@ def workspace(size: int) -> int:
 
 # -- The compiler.
 
+_INSTALL = "Install g++ or clang++ ('apt install g++', 'xcode-select --install'), or set CXX."
+_warned = False
+
+
+class NoCompilerError(CompileError):
+    """This machine has no C++ compiler that works."""
+
+
+def _warn_once() -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        message = f"Flashlight found no working C++ compiler and leaves CPU regions to Inductor. {_INSTALL}"
+        warnings.warn(message, stacklevel=2)
+
 
 def load_library(text: str) -> ctypes.CDLL:
     """Compile and load C++ source; equal sources are compiled once and found in torch's cache later."""
     from torch._inductor.codecache import CppCodeCache
+    from torch._inductor.exc import InvalidCxxCompiler
 
     try:
         return CppCodeCache.load(text, "cpu", extra_flags=FLAGS)  # type: ignore[no-any-return]
+    except (InvalidCxxCompiler, FileNotFoundError) as error:
+        raise NoCompilerError(str(error)) from error
     except Exception as error:
-        msg = _first_error(str(error))
-        raise CompileError(msg) from error
-
-
-def _identifier(name: str) -> str:
-    text = "".join(c if c.isalnum() and c.isascii() else "_" for c in name)
-    return text if text[:1].isalpha() else f"kernel_{text}"
+        raise CompileError(_first_error(str(error))) from error
 
 
 def _first_error(text: str) -> str:
@@ -228,3 +246,8 @@ def _first_error(text: str) -> str:
     lines = [line for line in text.strip().splitlines() if line]
     found = next((line for line in lines if "error:" in line), lines[0] if lines else "no output")
     return f"The C++ compiler failed: {found.strip()}"
+
+
+def _identifier(name: str) -> str:
+    text = "".join(c if c.isalnum() and c.isascii() else "_" for c in name)
+    return text if text[:1].isalpha() else f"kernel_{text}"
