@@ -308,13 +308,40 @@ class Expressions:
     # -- Reductions inside expressions.
 
     def _reduce(self, node: Reduce, ctx: Context, guarded: bool, acc: Value | None = None) -> Value:
+        node = self._over_own_dims(node, ctx)
         extents = [constant_extent(d) for d in node.dims]
+        if any(d in ctx.places for d in node.dims):
+            result = self._along_placed(node, ctx, guarded)
+            return result if acc is None else self.builder.compute("add", acc, result)
         if node.monoid is SUM:
             total = self._contraction(node, extents, ctx, guarded, acc)
             if total is not None:
                 return total
         result = self._small(node, math.prod(extents), ctx, guarded)
         return result if acc is None else self.builder.compute("add", acc, result)
+
+    def _over_own_dims(self, node: Reduce, ctx: Context) -> Reduce:
+        """The reduction with its dims renamed to those of the carries that it reads along them: a tile has one axis for each."""
+        mapping: dict[Dim, Dim] = {}
+        for load in loads(node.body):
+            if load.buffer.name not in ctx.carried:
+                continue
+            for own, position in zip(ctx.carried[load.buffer.name][0], load.index, strict=True):
+                if isinstance(position, Index) and position.dim in node.dims:
+                    mapping.setdefault(position.dim, own)
+        mapping = {d: own for d, own in mapping.items() if d is not own}
+        if not mapping or set(mapping.values()) & (free_dims(node.body) - set(node.dims)):
+            return node
+        dims = tuple(mapping.get(d, d) for d in node.dims)
+        return Reduce(node.monoid, dims, renamed(node.body, mapping))
+
+    def _along_placed(self, node: Reduce, ctx: Context, guarded: bool) -> Value:
+        """A fold along an axis that lies in the tile already (a give that reduces a carry)."""
+        axes = {ctx.places[d].axis for d in node.dims if d in ctx.places}
+        (axis,) = axes if len(axes) == 1 else (None,)
+        if axis is None or set(axis.dims) != set(node.dims):
+            raise unsupported(f"a reduction over {[d.name for d in node.dims]} of a larger tile")
+        return self._fold(node, axis, ctx, guarded)
 
     def _contraction(
         self, node: Reduce, extents: Sequence[int], ctx: Context, guarded: bool, acc: Value | None
@@ -450,9 +477,8 @@ class Expressions:
         """A reduction of an elementwise body: a fold along the whole axis, or one position after the other."""
         outer_axes = self.axes(node.body, ctx)
         size = math.prod(a.block for a in outer_axes)
-        already = [d for d in node.dims if d in ctx.places]
         wide = len(outer_axes) >= 2 and size * count > _TILE_ELEMENTS
-        if not already and not wide and count <= WIDEST * 4:
+        if not wide and count <= WIDEST * 4:
             return self._folded(node, ctx, guarded)
         if node.monoid.is_position:
             raise unsupported(f"'{node.monoid}' over a wide inner dim")
@@ -461,13 +487,15 @@ class Expressions:
         return self._looped(node, ctx, guarded)
 
     def _folded(self, node: Reduce, ctx: Context, guarded: bool) -> Value:
-        b = self.builder
         places = ctx.places.copy()
         axis = self.bind_whole(places, node.dims)
-        inner = ctx.extended(places=places)
-        value = self.value(node.body, inner, guarded)
+        return self._fold(node, axis, ctx.extended(places=places), guarded)
+
+    def _fold(self, node: Reduce, axis: Axis, ctx: Context, guarded: bool) -> Value:
+        b = self.builder
+        value = self.value(node.body, ctx, guarded)
         value = b.cast(value, _accumulated(node.monoid, value.dtype))
-        ok = places.ok(axis)
+        ok = ctx.places.ok(axis)
         if ok is None and axis not in value.axes:
             ok = b.compute("ge", b.positions(axis), b.constant(0, DType.I32))
         if ok is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -435,12 +436,13 @@ class _Lowering:
             return total
         exponent: Value | None = None
         for w in c.weight:
-            change = self._difference(w, before, now, DType.F32, scaled=True)
+            change = self._difference(w, before, now, c.dtype, scaled=True)
             exponent = change if exponent is None else b.compute("add", exponent, change)
         assert exponent is not None
         op = "exp2" if c.dtype is DType.F32 else "exp"
-        phi = b.compute(op, b.cast(exponent, c.dtype), hint="phi")
-        phi = b.compute("minnum", phi, b.constant(_LARGEST, c.dtype), hint="phi")
+        largest = _LARGEST if c.dtype is DType.F32 else sys.float_info.max
+        phi = b.compute(op, exponent, hint="phi")
+        phi = b.compute("minnum", phi, b.constant(largest, c.dtype), hint="phi")
         return b.compute("mul", total, phi, hint=c.name)
 
     def _difference(

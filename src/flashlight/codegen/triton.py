@@ -395,6 +395,8 @@ class _Emitter:
                 f"# {'full' if op.full else 'edge'} tiles of {op.axis.name if op.axis else ''}"
             )
         self.line(f"for {index} in {maker}({bounds}{options}):")
+        if self.choices.target == "interpret":  # there the index may be a Python int
+            self.lines.append("    " * (self.depth + 1) + f"{index} = tl.full([], {index}, tl.int32)")
         self.nested(op.body, op.slots)
         if index not in names:
             self.names.discard(index)

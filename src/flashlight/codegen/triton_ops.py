@@ -201,6 +201,8 @@ def compute_text(
             return f"{args[0]} * {args[1]} + {args[2]}", set()
         case "select":
             return f"tl.where({', '.join(map(_bare, args))})", set()
+        case "cast" if dtype is DType.BF16 and not dtypes[0].is_float:
+            return f"{args[0]}.to(tl.float32).to(tl.bfloat16)", set()
         case "cast":
             return f"{args[0]}.to({TYPES[dtype]})", set()
         case "neg":
