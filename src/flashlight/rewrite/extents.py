@@ -1,13 +1,29 @@
-"""The extent of a loop as it appears in expressions: the n of a mean."""
+"""What is known of a loop's positions: their number as the n of a mean, and conditions that hold at one of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from math import isclose
 
-from flashlight.ir.exprs import Binary, Cast, Const, Dim, Expr, div, dtype_of, mul
-from flashlight.ir.visit import rewrite
+from flashlight.ir.exprs import (
+    ONE,
+    ZERO,
+    Binary,
+    Cast,
+    Const,
+    Dim,
+    Expr,
+    Index,
+    div,
+    dtype_of,
+    is_literal,
+    mul,
+    sub,
+)
+from flashlight.ir.visit import rewrite, substitute
 from flashlight.rewrite.polynomial import polynomial
+from flashlight.rewrite.simplify import simplify
 
 
 def counted(x: Expr, loop: tuple[Dim, ...], count: Callable[[], Expr]) -> Expr:
@@ -41,3 +57,16 @@ def counted(x: Expr, loop: tuple[Dim, ...], count: Callable[[], Expr]) -> Expr:
         return n is not None and n > 1 and isclose(value * n, 1.0, rel_tol=1e-6)
 
     return rewrite(x, rule)
+
+
+def holds_somewhere(guard: Expr, kept: tuple[Dim, ...], loop: tuple[Dim, ...]) -> bool:
+    """Whether a condition is proved to hold for some position of every row: at the first, at the last or on the diagonal."""
+    places: list[list[Expr]] = []
+    for d in loop:
+        diagonal = [Index(k) for k in kept if k.extent is d.extent]
+        places.append([ZERO, simplify(sub(d.extent, ONE)), *diagonal])
+    for picked in product(*places):
+        at: dict[Dim, Expr] = dict(zip(loop, picked, strict=True))
+        if is_literal(simplify(substitute(guard, at)), True):
+            return True
+    return False

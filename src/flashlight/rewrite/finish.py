@@ -18,6 +18,7 @@ from flashlight.ir.exprs import (
     const,
     div,
     dtype_of,
+    is_literal,
     mul,
     sub,
 )
@@ -95,7 +96,7 @@ def finish(
     shifts: Sequence[RunningShift],
     sums: Mapping[Subset, Load],
     found: References,
-    seen: Callable[[Expr], Load],
+    seen: Callable[[Expr], Expr],
     finishes: Mapping[str, Finish],
     center: Expr | None = None,
 ) -> Expr:
@@ -106,19 +107,76 @@ def finish(
     value: Expr = sums[tuple(range(len(shifts)))]
     if shifts:
         value = _moved(shifts, sums, seen, center)
-    guards = [f.guard for f in (*term.num, *term.den, *found.coefs)]
-    guards += [c.guard for c in found.corrections]
+    for level in range(len(term.rows) + 1):
+        value = _with_factors(value, level, term, found, seen, finishes)
+        if level < len(term.rows):
+            value = Select(term.rows[level], value, const(0, dtype_of(value)))
+    return value
+
+
+def _with_factors(
+    value: Expr,
+    level: int,
+    term: Term,
+    found: References,
+    seen: Callable[[Expr], Expr],
+    finishes: Mapping[str, Finish],
+) -> Expr:
+    """`value` with the factors between two row conditions, those under guards first."""
+    num = [f for f in (*term.num, *found.coefs) if f.level == level]
+    den = [f for f in term.den if f.level == level]
+    corrections = [c for c in found.corrections if c.level == level]
+    guards = [*(f.guard for f in (*num, *den)), *(c.guard for c in corrections)]
     for guard in (*(g for g in dict.fromkeys(guards) if g is not None), None):
-        corrections = [c for c in found.corrections if c.guard is guard]
-        den = [_cancelled(f.value, corrections, finishes) for f in term.den if f.guard is guard]
-        row = [f.value for f in (*term.num, *found.coefs) if f.guard is guard]
-        row += [c.factor for c in corrections]
+        own = [c for c in corrections if c.guard is guard]
+        divisors = [_cancelled(f.value, own, finishes) for f in den if f.guard is guard]
+        row = [f.value for f in num if f.guard is guard] + [c.factor for c in own]
         inner = value
         value = mul(value, product(row, value)) if row else value
-        for d in den:
+        for d in divisors:
             value = div(value, d)
         if guard is not None and value is not inner:
-            value = Select(seen(guard), value, inner)
+            value = _where(seen(guard), value, inner)
+    return value
+
+
+def _where(condition: Expr, a: Expr, b: Expr) -> Expr:
+    return a if is_literal(condition, True) else Select(condition, a, b)
+
+
+def _moved(
+    shifts: Sequence[RunningShift],
+    sums: Mapping[Subset, Load],
+    seen: Callable[[Expr], Expr],
+    center: Expr | None,
+) -> Expr:
+    """The sum at the true finals: every lower carry times the moves it is short of.
+
+    `center` is the last move where it is known more exactly than as a difference (A1 / A0 for a mean).
+    """
+    everything = tuple(range(len(shifts)))
+    value: Expr = sums[everything]
+    if not shifts:
+        return value
+    if center is not None:
+        return _centered(sums, center, len(shifts))
+    moves = [
+        s.last_move
+        if s.guard is None
+        else _where(seen(s.guard), s.last_move, const(0, dtype_of(value)))
+        for s in shifts
+    ]
+    addends: dict[tuple[Subset, tuple[Expr, ...]], int] = {}
+    for size in range(len(shifts) - 1, -1, -1):
+        for picked in combinations(everything, size):
+            missing = tuple(sorted((moves[i] for i in everything if i not in picked), key=id))
+            key = (canonical_subset(shifts, picked), missing)
+            addends[key] = addends.get(key, 0) + 1
+    for (subset, missing), count in addends.items():
+        part: Expr = product(missing, value)
+        if count > 1:
+            part = mul(part, const(count, dtype_of(value)))
+        value = add(value, mul(part, sums[subset]))
     return value
 
 
@@ -160,42 +218,6 @@ def _cancelled(
                 left.remove(c.factor)
                 return build(Product(p.negative, tuple(left), p.den), d)
     return d
-
-
-def _moved(
-    shifts: Sequence[RunningShift],
-    sums: Mapping[Subset, Load],
-    seen: Callable[[Expr], Load],
-    center: Expr | None,
-) -> Expr:
-    """The sum at the true finals: every lower carry times the moves it is short of.
-
-    `center` is the last move where it is known more exactly than as a difference (A1 / A0 for a mean).
-    """
-    everything = tuple(range(len(shifts)))
-    value: Expr = sums[everything]
-    if not shifts:
-        return value
-    if center is not None:
-        return _centered(sums, center, len(shifts))
-    moves = [
-        s.last_move
-        if s.guard is None
-        else Select(seen(s.guard), s.last_move, const(0, dtype_of(value)))
-        for s in shifts
-    ]
-    addends: dict[tuple[Subset, tuple[Expr, ...]], int] = {}
-    for size in range(len(shifts) - 1, -1, -1):
-        for picked in combinations(everything, size):
-            missing = tuple(sorted((moves[i] for i in everything if i not in picked), key=id))
-            key = (canonical_subset(shifts, picked), missing)
-            addends[key] = addends.get(key, 0) + 1
-    for (subset, missing), count in addends.items():
-        part: Expr = product(missing, value)
-        if count > 1:
-            part = mul(part, const(count, dtype_of(value)))
-        value = add(value, mul(part, sums[subset]))
-    return value
 
 
 def cancel_corrections(value: Expr, finishes: Mapping[str, Finish]) -> Expr:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from math import prod
 
 from flashlight.errors import Refusal
-from flashlight.ir.exprs import Const, Dim, Expr, Index, Reduce
+from flashlight.ir.exprs import Const, Dim, Expr, Index, Load, Reduce, Select, is_literal
 from flashlight.ir.nests import Give, Loop, Nest, Pass, Program, Statement
-from flashlight.ir.visit import free_dims, loads, reads, walk
+from flashlight.ir.visit import free_dims, fresh_name, loads, reads, walk
 from flashlight.rewrite.align import (
     Frame,
     is_constant_extent,
@@ -156,6 +157,7 @@ class _Grouping:
         self.tangent = set(tangents)
         self.read_as_rows = _rows_read(program)
         self.rows = _Rows(program)
+        self.names = {n.name for n in program.nests} | {b.name for b in program.inputs}
 
     def place(self, nest: Nest) -> None:
         """Join the newest group that may take the nest, or open one."""
@@ -171,6 +173,11 @@ class _Grouping:
         kept, whole = self._kept_and_whole(nest)
         for g in reversed(self.groups):
             if self._join(nest, kept, whole, g, phase):
+                return
+        for g in sorted(reversed(self.groups), key=lambda g: _elements(g.frame.kept)):
+            finishing = self._cut(nest, g, phase)
+            if finishing is not None:
+                self.place(finishing)
                 return
         self._open(nest, Frame(kept, nest.reduced, whole), phase)
 
@@ -203,7 +210,13 @@ class _Grouping:
         return True
 
     def _join(
-        self, nest: Nest, kept: tuple[Dim, ...], whole: tuple[Dim, ...], g: Group, phase: bool
+        self,
+        nest: Nest,
+        kept: tuple[Dim, ...],
+        whole: tuple[Dim, ...],
+        g: Group,
+        phase: bool,
+        is_part: bool = False,
     ) -> bool:
         if g.phase != phase or not g.frame.loop or self._would_cycle(nest, g):
             return False
@@ -215,9 +228,36 @@ class _Grouping:
             return False
         known = frozenset(g.known)
         best = max(ways, key=lambda way: likeness(nest, way, known))
-        if not forced and not likeness(nest, best, known)[1] and not self._is_linked(nest, best, g):
+        reductions, shared, _ = likeness(nest, best, known)
+        if is_part:
+            return reductions > 0 and self._take(nest, best, g)
+        if not forced and not shared and not self._is_linked(nest, best, g):
             return False  # equal extents alone make no kernel
         return self._take(nest, best, g)
+
+    def _cut(self, nest: Nest, g: Group, phase: bool) -> Nest | None:
+        """Reduce in `g` what its loop covers of a reduction over more dims; the nest that finishes the rest.
+
+        By associativity. Only where the two share an inner reduction, which is then computed once.
+        """
+        assert nest.monoid is not None
+        if nest.monoid.is_position or len(nest.reduced) <= len(g.frame.loop):
+            return None
+        for inner in combinations(nest.reduced, len(g.frame.loop)):
+            outer = tuple(d for d in nest.reduced if d not in inner)
+            part = replace(
+                nest,
+                name=fresh_name(f"{nest.name}_part", self.names),
+                parallel=(*outer, *nest.parallel),
+                reduced=inner,
+                dtype=nest.dtype.compute,
+            )
+            kept, whole = self._kept_and_whole(part)
+            if self._join(part, kept, whole, g, phase, is_part=True):
+                self.names.add(part.name)
+                finished = Load(part.buffer, tuple(Index(d) for d in part.parallel))
+                return replace(nest, reduced=outer, body=finished)
+        return None
 
     def _is_linked(self, nest: Nest, way: dict[Dim, Dim], g: Group) -> bool:
         """Whether later nests read both the nest and the group at one row, so that they end in one kernel."""
@@ -301,7 +341,7 @@ class _Grouping:
         for node in walk(nest.body):
             if isinstance(node, Reduce):
                 rows |= free_dims(node)
-        factors = [f for f in product_of(strip_casts(nest.body)).num]
+        factors = _factors(strip_casts(nest.body))
         loop = frozenset(nest.reduced)
         whole: list[Dim] = []
         for d in reversed(nest.parallel):
@@ -359,6 +399,17 @@ class _Rows:
         return row
 
 
+def _factors(body: Expr) -> list[Expr]:
+    """Factors of a product, the condition of `where(c, x, 0)` among them."""
+    found: list[Expr] = []
+    for f in product_of(body).num:
+        if isinstance(f, Select) and is_literal(f.b, 0):
+            found.extend((f.condition, *_factors(f.a)))
+        else:
+            found.append(f)
+    return found
+
+
 def _forced(nest: Nest, g: Group, bound: frozenset[Dim]) -> dict[Dim, Dim] | None:
     """What the nest's reads of the group's finals say about its dims; None if one is at another row."""
     forced: dict[Dim, Dim] = {}
@@ -369,6 +420,11 @@ def _forced(nest: Nest, g: Group, bound: frozenset[Dim]) -> dict[Dim, Dim] | Non
         if not found.keys() <= set(nest.parallel):
             return None
     return forced
+
+
+def _elements(dims: Iterable[Dim]) -> int:
+    """About how many elements an array over the dims has, for comparing."""
+    return prod(int(d.extent.value) if isinstance(d.extent, Const) else 1024 for d in dims)
 
 
 def _fits_whole(dims: Iterable[Dim]) -> bool:

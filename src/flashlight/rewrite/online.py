@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from flashlight.ir.dtypes import DType
 from flashlight.ir.exprs import (
+    TRUE,
     Binary,
     Dim,
     Expr,
@@ -20,6 +22,7 @@ from flashlight.ir.exprs import (
     const,
     div,
     dtype_of,
+    is_literal,
     mul,
     neg,
     sub,
@@ -28,7 +31,7 @@ from flashlight.ir.monoids import ALL, ANY, MAX, MIN, PROD, SUM, Monoid
 from flashlight.ir.nests import Carry, Give, Loop, Nest, Pass, Shift
 from flashlight.ir.visit import free_dims, reads, replace_loads, rewrite, substitute, walk
 from flashlight.rewrite.bits import NO_ROUNDING, Rounding, read_rounding, strip_casts
-from flashlight.rewrite.extents import counted
+from flashlight.rewrite.extents import counted, holds_somewhere
 from flashlight.rewrite.factor import Product, addends_of, build, factor, product_of
 from flashlight.rewrite.finish import (
     Finish,
@@ -42,7 +45,7 @@ from flashlight.rewrite.monotone import hoist, under_guard
 from flashlight.rewrite.references import choose_references
 from flashlight.rewrite.signs import is_nonneg
 from flashlight.rewrite.split import Split
-from flashlight.rewrite.terms import Factor, ShiftFactor, Term
+from flashlight.rewrite.terms import Exponent, Factor, ShiftFactor, Term
 
 
 @dataclass(frozen=True)
@@ -241,12 +244,30 @@ class LoopBuilder:
     def _plain(self, nest: Nest, body: Expr, split: Split, number: int) -> Expr | None:
         """A monoid without an action takes only what does not move."""
         assert nest.monoid is not None
+        dead = (
+            self._whether_dead(nest.monoid, body, number) if not split.reads_final(body) else None
+        )
+        if dead is not None:
+            return dead
         if split.reads_final(body):
             terms = split(body)
             if terms is None or len(terms) != 1 or not terms[0].is_plain or terms[0].rest is None:
                 return None
             body = terms[0].rest
         return self.carry(nest.name, nest.monoid, body, number, order=nest.parallel)
+
+    def _whether_dead(self, monoid: Monoid, body: Expr, number: int) -> Expr | None:
+        """`all(x == -inf)` is `max(x) == -inf`, and `any(x != -inf)` is `max(x) != -inf`, NaN included."""
+        match body:
+            case Binary("eq" | "ne" as op, x, fill) if is_literal(fill, -inf):
+                if monoid is not (ALL if op == "eq" else ANY):
+                    return None
+                return Binary(op, self.maximum(Exponent(x), number, "peak"), fill)
+            case Unary("not", x):
+                dead = self._whether_dead(ANY if monoid is ALL else ALL, x, number)
+                return None if dead is None else Unary("not", dead)
+            case _:
+                return None
 
     def _sum(self, nest: Nest, body: Expr, split: Split, number: int) -> Expr | None:
         terms = split(factor(body, split.reads_final, split.varies))
@@ -299,11 +320,12 @@ class LoopBuilder:
         """Carries for the term and its lower ones; its value."""
         found = choose_references(
             term,
-            lambda u, guard: self.maximum(u, guard, number, f"{nest.name}_peak"),
+            lambda x, known: self.maximum(x, number, f"{nest.name}_peak", known),
             lambda peak: any(self.pass_of.get(c) == number for c in reads(peak)),
         )
         rest, invariants = self._without_invariants(found.rest, term, split.rounding)
-        term = replace(term, rest=rest, num=(*term.num, *(Factor(f) for f in invariants)))
+        outer = tuple(Factor(f, level=len(term.rows)) for f in invariants)
+        term = replace(term, rest=rest, num=(*term.num, *outer))
         one = const(1, _float_type(like))
         shifts = [self._running(s, one, number) for s in term.shifts]
         sums: dict[Subset, Load] = {}
@@ -327,7 +349,9 @@ class LoopBuilder:
         top = sums[tuple(range(len(shifts)))]
         self.finishes.setdefault(top.buffer.name, Finish(found.corrections))
 
-        def seen(guard: Expr) -> Load:
+        def seen(guard: Expr) -> Expr:
+            if holds_somewhere(guard, self.kept, self.loop):
+                return TRUE
             return self.carry(f"{nest.name}_seen", ANY, guard, number, order=nest.parallel)
 
         return finish(
@@ -448,17 +472,30 @@ class LoopBuilder:
         self.taken.add(name)
         return name
 
-    def maximum(self, u: Expr, guard: Expr | None, number: int, stem: str) -> Expr:
-        """The row maximum of u under its guard as an expression on carries; a carry is made if the program has none that covers it."""
-        bodies = [u] if guard is None else [u, under_guard(u, guard)]
-        for body in bodies:
-            hoisted = hoist(MAX, body, frozenset(self.loop), _never, self.nonneg)
-            for carries in self.passes[: number + 1]:
-                for c in carries:
-                    if (c.monoid, c.body) == (hoisted.monoid, hoisted.body):
-                        return hoisted.wrap(_own(c))
-        hoisted = hoist(MAX, bodies[-1], frozenset(self.loop), _never, self.nonneg)
+    def maximum(
+        self, x: Exponent, number: int, stem: str, subtracted: frozenset[Expr] = frozenset()
+    ) -> Expr:
+        """The row maximum of an exponent as an expression on carries; a carry is made if the program has none that covers it.
+
+        The maximum without the guard covers it too, but may lie far above: it is taken only where the program itself subtracts it.
+        """
+        everywhere = self._existing_maximum(x.u, number)
+        if everywhere is not None and (x.guard is None or everywhere in subtracted):
+            return everywhere
+        u = under_guard(x.u, x.guard)
+        found = self._existing_maximum(u, number)
+        if found is not None:
+            return found
+        hoisted = hoist(MAX, u, frozenset(self.loop), _never, self.nonneg)
         return hoisted.wrap(self.carry(stem, hoisted.monoid, hoisted.body, number))
+
+    def _existing_maximum(self, u: Expr, number: int) -> Expr | None:
+        hoisted = hoist(MAX, u, frozenset(self.loop), _never, self.nonneg)
+        for carries in self.passes[: number + 1]:
+            for c in carries:
+                if (c.monoid, c.body) == (hoisted.monoid, hoisted.body):
+                    return hoisted.wrap(_own(c))
+        return None
 
     # -- The loop
 

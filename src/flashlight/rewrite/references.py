@@ -36,12 +36,14 @@ class Correction:
         is_exact: whether w is rho, so that the factor is 1 wherever rho is finite.
         exponents: the varying exponents the reference bounds.
         guard: the condition under which it is applied.
+        level: how many of the term's row conditions are inside it.
     """
 
     factor: Expr
     is_exact: bool
     exponents: frozenset[Exponent]
     guard: Expr | None
+    level: int
 
 
 @dataclass(frozen=True)
@@ -63,26 +65,30 @@ class References:
 
 def choose_references(
     term: Term,
-    maximum: Callable[[Expr, Expr | None], Expr],
+    maximum: Callable[[Exponent, frozenset[Expr]], Expr],
     is_running: Callable[[Expr], bool],
 ) -> References:
     """Choose minus the maximum of the exponents for every weight.
 
     Args:
         term: the term.
-        maximum: the row maximum of an exponent under its guard, as an expression on carries.
+        maximum: the row maximum of an exponent under its guard, as an expression on carries, given what w's addends subtract.
         is_running: whether an expression on carries changes during the pass.
     """
     exponents: dict[Expr, dict[Exponent, None]] = {}
+    subtracted: dict[Expr, frozenset[Expr]] = {}
     for w in term.weights:
         exponents.setdefault(w.slot, {}).update(dict.fromkeys(w.exponents))
+        subtracted[w.slot] = frozenset(
+            p.x for p in w.parts if isinstance(p, Unary) and p.op == "neg"
+        )
     peaks: dict[Expr, Expr] = {}
     for slot, found in exponents.items():
         if all(is_literal(x.u, 0) for x in found):
             continue
         peak: Expr | None = None
         for x in found:
-            top = x.u if is_literal(x.u, 0) else maximum(x.u, x.guard)
+            top = x.u if is_literal(x.u, 0) else maximum(x, subtracted[slot])
             if peak is None:
                 peak = top
             elif top is not peak:
@@ -97,7 +103,9 @@ def choose_references(
         corrections=tuple(
             _correction(w, peaks[w.slot], frozenset(exponents[w.slot])) for w in moved
         ),
-        coefs=tuple(Factor(exp(sum_of([_signed(p) for p in w.parts])), w.guard) for w in lone),
+        coefs=tuple(
+            Factor(exp(sum_of([_signed(p) for p in w.parts])), w.guard, w.level) for w in lone
+        ),
     )
 
 
@@ -132,7 +140,7 @@ def _correction(w: Weight, peak: Expr, exponents: frozenset[Exponent]) -> Correc
     for p in parts:
         minus, x = _signed(p)
         total = sub(total, x) if minus else add(total, x)
-    return Correction(exp(total), not parts, exponents, w.guard)
+    return Correction(exp(total), not parts, exponents, w.guard, w.level)
 
 
 def _signed(x: Expr) -> tuple[bool, Expr]:

@@ -41,9 +41,11 @@ from flashlight.rewrite.terms import (
     ShiftFactor,
     Term,
     Weight,
+    divided,
     fill,
     guarded,
     merged,
+    on_rows,
     times,
     with_shared_references,
 )
@@ -140,6 +142,8 @@ class Split:
         left, right = self(a), self(b)
         if left is None or right is None or len(left) * len(right) > MOST_TERMS:
             return None
+        if any((x.rows and y.shifts) or (y.rows and x.shifts) for x in left for y in right):
+            return None  # 0 * (u + v) is no 0 where v is not finite
         return self._merged([times(x, y) for x in left for y in right], e)
 
     def _power(self, a: Expr, n: int, e: Expr) -> Terms | None:
@@ -158,9 +162,9 @@ class Split:
         if not self.reads_final(b):
             return tuple(replace(t, rest=div(_rest(t, e), b)) for t in left)
         if not self.varies(b):
-            return tuple(replace(t, den=(*t.den, Factor(b))) for t in left)
+            return tuple(divided(t, b) for t in left)
         divisor = self(b)
-        if divisor is None or len(divisor) != 1 or divisor[0].shifts:
+        if divisor is None or len(divisor) != 1 or divisor[0].shifts or divisor[0].rows:
             return None
         d = divisor[0]
         weights = tuple(self._inverse(w) for w in d.weights)
@@ -168,14 +172,9 @@ class Split:
             w.slot: neg(i.slot) for w, i in zip(d.weights, weights, strict=True)
         }
         below = None if d.rest is None else fill(d.rest, slots)
+        inverse = Term(d.den, d.num, weights)
         return tuple(
-            replace(
-                t,
-                num=t.num + d.den,
-                den=t.den + d.num,
-                weights=t.weights + weights,
-                rest=t.rest if below is None else div(_rest(t, e), below),
-            )
+            replace(times(t, inverse), rest=t.rest if below is None else div(_rest(t, e), below))
             for t in left
         )
 
@@ -308,6 +307,8 @@ class Split:
         return ShiftFactor(sum_of(free), sum_of(invariant), body)
 
     def _select(self, c: Expr, a: Expr, b: Expr, e: Expr) -> Terms | None:
+        if self.reads_final(c) and not self.varies(c):
+            return self._select_rows(c, a, b, e)
         if self.reads_final(c):
             condition = self._plain(c)
             if condition is None:
@@ -318,6 +319,13 @@ class Split:
             return None
         terms = [guarded(t, c, e) for t in left]
         terms += [guarded(t, Unary("not", c), e) for t in right]
+        return self._merged(terms, e)
+
+    def _select_rows(self, c: Expr, a: Expr, b: Expr, e: Expr) -> Terms | None:
+        left, right = self(a), self(b)
+        if left is None or right is None:
+            return None
+        terms = [on_rows(t, c) for t in left] + [on_rows(t, Unary("not", c)) for t in right]
         return self._merged(terms, e)
 
     def _plain(self, condition: Expr) -> Term | None:
@@ -340,6 +348,7 @@ class Split:
                 outside += [y for x in w.exponents for y in (x.u, x.guard)]
             for s in t.shifts:
                 outside += [s.body, s.guard]
+            outside += t.rows
             if any(x is not None and not bound.isdisjoint(free_dims(x)) for x in outside):
                 return None
             result.append(replace(t, rest=Reduce(SUM, dims, _rest(t, body))))
@@ -373,7 +382,7 @@ class Split:
             isinstance(e, Binary) and e.op in COMPARISONS
         ):
             # a weight drops out as well, but then the carry would read a reference and not move with it
-            return None if first.weights else (Term(rest=rest),)
+            return None if first.weights or first.rows else (Term(rest=rest),)
         return (merged(shared, rest),)
 
     def _merged(self, terms: list[Term], like: Expr) -> Terms | None:

@@ -21,13 +21,19 @@ class Exponent:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """A row factor and the condition under which it is applied (None: always).
+    """A row factor and where it is applied.
 
     `where(g, c * r, 0)` sums to c * (the sum of r under g), but to 0, whatever c is, if g never holds.
+
+    Attributes:
+        value: the factor.
+        guard: the condition under which it is applied (None: always).
+        level: how many of the term's row conditions are inside it.
     """
 
     value: Expr
     guard: Expr | None = None
+    level: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +45,14 @@ class Weight:
         exponents: every u that stands beside it as exp(u + w); the literal 0 where exp(w) stands alone.
         slot: stands in the body for the reference that is yet to be chosen.
         guard: the condition under which the factor is applied.
+        level: how many of the term's row conditions are inside it.
     """
 
     parts: tuple[Expr, ...]
     exponents: tuple[Exponent, ...]
     slot: Load
     guard: Expr | None = None
+    level: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,7 @@ class Term:
         weights: exponential row factors.
         rest: what varies, with `slot`s of weights in it; None is 1.
         shifts: affine factors.
+        rows: conditions free of the loop, innermost first: where one fails the term is 0, whatever the factors inside it are.
     """
 
     num: tuple[Factor, ...] = ()
@@ -81,21 +90,23 @@ class Term:
     weights: tuple[Weight, ...] = ()
     rest: Expr | None = None
     shifts: tuple[ShiftFactor, ...] = ()
+    rows: tuple[Expr, ...] = ()
 
     @property
     def signature(self) -> tuple[Any, ...]:
         """Equal for terms whose sums may be one sum."""
         return (
-            _multiset(f.value for f in self.num),
-            _multiset(f.value for f in self.den),
-            _multiset(w.parts for w in self.weights),
+            _multiset((f.value, f.level) for f in self.num),
+            _multiset((f.value, f.level) for f in self.den),
+            _multiset((w.parts, w.level) for w in self.weights),
             _multiset(s.body for s in self.shifts),
+            self.rows,
         )
 
     @property
     def is_plain(self) -> bool:
         """Whether it is nothing but its rest."""
-        return not (self.num or self.den or self.weights or self.shifts)
+        return not (self.num or self.den or self.weights or self.shifts or self.rows)
 
 
 def _multiset(items: Iterable[Any]) -> frozenset[tuple[Any, int]]:
@@ -126,14 +137,49 @@ def either(guards: Iterable[Expr | None]) -> Expr | None:
 def times(a: Term, b: Term) -> Term:
     """The product of two terms."""
     rest = a.rest if b.rest is None else b.rest if a.rest is None else mul(a.rest, b.rest)
-    return Term(a.num + b.num, a.den + b.den, a.weights + b.weights, rest, a.shifts + b.shifts)
+    b = _outside(b, len(a.rows))
+    return Term(
+        a.num + b.num,
+        a.den + b.den,
+        a.weights + b.weights,
+        rest,
+        a.shifts + b.shifts,
+        a.rows + b.rows,
+    )
+
+
+def _outside(term: Term, levels: int) -> Term:
+    """The term with its factors outside of so many row conditions of another."""
+    if not levels:
+        return term
+
+    def moved(f: Factor) -> Factor:
+        return replace(f, level=f.level + levels)
+
+    return replace(
+        term,
+        num=tuple(moved(f) for f in term.num),
+        den=tuple(moved(f) for f in term.den),
+        weights=tuple(replace(w, level=w.level + levels) for w in term.weights),
+    )
+
+
+def divided(term: Term, divisor: Expr) -> Term:
+    """The term over a row scalar."""
+    return replace(term, den=(*term.den, Factor(divisor, level=len(term.rows))))
+
+
+def on_rows(term: Term, condition: Expr) -> Term:
+    """The term on rows where the condition, which is free of the loop, holds, 0 on others."""
+    return replace(term, rows=(*term.rows, condition))
 
 
 def guarded(term: Term, condition: Expr, like: Expr) -> Term:
     """The term where `condition` holds, 0 elsewhere. Shifts too: 0 * (-inf) is no 0."""
     zero = const(0, dtype_of(like).compute)
     rest = term.rest if term.rest is not None else const(1, dtype_of(like).compute)
-    return Term(
+    return replace(
+        term,
         num=tuple(_under(f, condition) for f in term.num),
         den=tuple(_under(f, condition) for f in term.den),
         rest=Select(condition, rest, zero),
@@ -151,7 +197,7 @@ def guarded(term: Term, condition: Expr, like: Expr) -> Term:
 
 
 def _under(f: Factor, condition: Expr) -> Factor:
-    return Factor(f.value, both(f.guard, condition))
+    return replace(f, guard=both(f.guard, condition))
 
 
 def _guarded_weight(w: Weight, condition: Expr) -> Weight:
@@ -166,20 +212,20 @@ def merged(terms: list[Term], rest: Expr) -> Term:
         return replace(first, rest=rest)
 
     def factors(of: Callable[[Term], tuple[Factor, ...]]) -> tuple[Factor, ...]:
-        guards: dict[Expr, list[Expr | None]] = {}
+        guards: dict[tuple[Expr, int], list[Expr | None]] = {}
         for f in (f for t in terms for f in of(t)):
-            guards.setdefault(f.value, []).append(f.guard)
-        return tuple(Factor(f.value, either(guards[f.value])) for f in of(first))
+            guards.setdefault((f.value, f.level), []).append(f.guard)
+        return tuple(replace(f, guard=either(guards[f.value, f.level])) for f in of(first))
 
-    by_slot: dict[Expr, list[Expr | None]] = {}
+    by_slot: dict[tuple[Expr, int], list[Expr | None]] = {}
     for w in (w for t in terms for w in t.weights):
-        by_slot.setdefault(w.slot, []).append(w.guard)
-    return Term(
-        factors(lambda t: t.num),
-        factors(lambda t: t.den),
-        tuple(replace(w, guard=either(by_slot[w.slot])) for w in first.weights),
-        rest,
-        first.shifts,
+        by_slot.setdefault((w.slot, w.level), []).append(w.guard)
+    return replace(
+        first,
+        num=factors(lambda t: t.num),
+        den=factors(lambda t: t.den),
+        weights=tuple(replace(w, guard=either(by_slot[w.slot, w.level])) for w in first.weights),
+        rest=rest,
     )
 
 
@@ -195,7 +241,9 @@ def with_shared_references(terms: list[Term]) -> list[Term]:
     return [
         replace(
             t,
-            weights=tuple(replace(shared[w.parts], guard=w.guard) for w in t.weights),
+            weights=tuple(
+                replace(shared[w.parts], guard=w.guard, level=w.level) for w in t.weights
+            ),
             rest=None
             if t.rest is None
             else fill(t.rest, {w.slot: shared[w.parts].slot for w in t.weights}),
