@@ -102,10 +102,10 @@ def report() -> Report:
         program="loop (q | k)\n  carry m (q) f32: max s",
         source="int main() { return 0; }",
         language="cpp",
-        grid=(4, 16),
+        grid=64,
         bytes_moved=123_000,
         flops=45_600_000,
-        config={"rows": 64},
+        config="rows 64",
         origins=("model.py:12: scores = q @ k.mT",),
     )
     refusal = Refusal(
@@ -127,7 +127,8 @@ def test_report_reads(report: Report) -> None:
     text = str(report)
     for words in (
         "1 kernel, 1 pass, 1 refusal, 1 large intermediates in memory",
-        "grid 4 × 16, 45.6 MFLOP, 123 kB moved, rows 64",
+        "grid 64, 45.6 MFLOP, 123 kB moved",
+        "rows 64",
         "model.py:12: scores = q @ k.mT",
         "carry m (q) f32: max s",
         "[reader-not-reducing] Nest 'scores' is also read by 'w'. Note: at model.py:14. Hint: Return less.",

@@ -104,7 +104,7 @@ def prose_and_code(docstring: str) -> str:
 def options() -> str:
     """One row for each field of `flashlight.Options`."""
     sys.path.insert(0, str(ROOT / "src"))
-    from flashlight.options import Options
+    from flashlight.options import Options, environment_name
 
     rows = [
         "| option | environment | default | affects code | what it does |",
@@ -112,13 +112,13 @@ def options() -> str:
     ]
     for field in dataclasses.fields(Options):
         meta = field.metadata
-        env = meta.get("env") or f"FLASHLIGHT_{field.name.upper()}"
+        env = environment_name(field.name)
         affects = "yes" if meta.get("affects_code") else "no"
         doc = " ".join(str(meta.get("doc", "")).split()).replace("|", "\\|")
         rows.append(f"| `{field.name}` | `{env}` | `{default_of(field)!r}` | {affects} | {doc} |")
     intro = (
         'Give them to `torch.compile(fn, backend="flashlight", options={...})`, together with Inductor\'s own, to '
-        "`flashlight.enable(...)`, or set the environment variable. An unknown name raises and suggests the nearest. "
+        "`flashlight.compile`, or set the environment variable. An unknown name raises and suggests the nearest. "
         "An option that affects code is part of every cache key."
     )
     return "\n\n".join([GENERATED, "# Options", intro, "\n".join(rows)]) + "\n"
@@ -186,13 +186,11 @@ def debugging(current: str) -> str:
 def documents() -> dict[Path, str]:
     """Every generated document with the text it should have."""
     page = DOCS / "debugging.md"
-    found = {
+    return {
         DOCS / "passes.md": passes(),
+        DOCS / "options.md": options(),
         page: debugging(page.read_text(encoding="utf-8")),
     }
-    if (SRC / "options.py").exists():
-        found[DOCS / "options.md"] = options()
-    return found
 
 
 def stale() -> list[Path]:

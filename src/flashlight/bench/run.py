@@ -19,8 +19,10 @@ from flashlight.bench import measure, record, report
 from flashlight.bench.cells import Cell
 from flashlight.bench.record import Row
 from flashlight.bench.systems import BY_NAME, Call, NotApplicableError, fresh_compilers
+from flashlight.capture.record import collecting
 from flashlight.programs.sdpa import HAS_BIAS
 from flashlight.programs.variants import VARIANTS, Args
+from flashlight.report.kernels import read
 
 NOT_WARMED = ("eager", "cudnn", "fa2", "sdpa")  # nothing to compile
 
@@ -135,8 +137,9 @@ def _systems(cell: Cell, plan: Plan) -> list[str]:
 def _checked(name: str, cell: Cell, args: Args, ref: measure.Reference, row: Row) -> Call | None:
     """The call, once its result is right; otherwise None and a note. A wrong rival is timed all the same, with its error."""
     try:
-        call = BY_NAME[name].make(cell, args)
-        out = call()
+        with collecting() as taken:
+            call = BY_NAME[name].make(cell, args)
+            out = call()
     except NotApplicableError:
         return None
     except Exception as error:
@@ -149,23 +152,13 @@ def _checked(name: str, cell: Cell, args: Args, ref: measure.Reference, row: Row
         return None
     row.error[name] = ref.error(out)
     if name == "ours":
-        row.kernels = _kernels(cell, args)
+        row.kernels = len(read(taken, 0).kernels)
         whole = bool(torch.isfinite(out).all())
         row.correct = whole and row.error[name] <= ref.allowed
         if not row.correct:
             row.notes[name] = f"error {row.error[name]:.2e}, allowed {ref.allowed:.2e}"
             return None
     return call
-
-
-def _kernels(cell: Cell, args: Args) -> int | None:
-    """How many kernels of ours the program became."""
-    from flashlight.report.explain import explain
-
-    try:
-        return len(explain(VARIANTS[cell.variant].fn, *args).kernels)
-    except Exception:
-        return None
 
 
 def _line(row: Row) -> str:

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from flashlight.capture.record import Record, collecting
 from flashlight.report.graph import draw, joined
+from flashlight.report.kernels import read
 from flashlight.report.materialized import Intermediate, elements, in_graph, in_kernels, phase_of
 from flashlight.report.picture import Picture
 from flashlight.report.report import Report
@@ -51,7 +53,7 @@ class Watch:
         self.saw_kernels = False
         self.phase = "forward"
         self.pictures: list[Picture] = []
-        self.collected: Any = None
+        self.record = Record()
 
     # -- Compiling
 
@@ -61,7 +63,7 @@ class Watch:
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=_cuda_devices((args, kwargs))))
             stack.enter_context(_no_caches(self._look_at_graph, self._look_at_kernels))
-            self.collected = stack.enter_context(_collecting())
+            self.record = stack.enter_context(collecting())
             compiled = torch.compile(_fresh(fn), backend=self._compile_graph, dynamic=False)
             out = compiled(*args, **kwargs)
             _backward(out, [*_leaves((args, kwargs)), *_parameters(fn)])
@@ -93,11 +95,16 @@ class Watch:
 
     def report(self) -> Report:
         """The report of what was seen."""
+        ours = read(self.record, self.largest)
         found = self.by_kernels if self.saw_kernels else self.by_graph
+        large = (x for x in found if torch.Size(x.shape).numel() > self.largest)
         return Report(
-            materialized=tuple(dict.fromkeys(x for x in found if _size(x) > self.largest)),
+            kernels=ours.kernels,
+            refusals=ours.refusals,
+            materialized=tuple(dict.fromkeys((*ours.materialized, *large))),
             graph=joined(self.pictures),
             graphs=self.graphs,
+            warnings=ours.warnings,
         )
 
 
@@ -118,12 +125,17 @@ def _backward(out: Any, leaves: list[Tensor]) -> None:
         torch.autograd.grad(outs, leaves, [torch.ones_like(o) for o in outs], allow_unused=True)
 
 
-def _size(item: Intermediate) -> int:
-    return int(torch.Size(item.shape).numel())
-
-
 def _fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A caller of `fn` with a code object of its own, so that Dynamo finds no compilation of it and leaves none on `fn`."""
+    """`fn` with a code object of its own, so that Dynamo finds no compilation of it and leaves none on it.
+
+    A function keeps its globals: Dynamo would import the module of a function that it inlines, which need not be importable.
+    """
+    if isinstance(fn, types.FunctionType):
+        copy = types.FunctionType(
+            fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
+        )
+        copy.__kwdefaults__ = fn.__kwdefaults__
+        return copy
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)
@@ -181,9 +193,3 @@ def _no_caches(
         )
     with inductor.patch(patches), functorch.patch({"enable_autograd_cache": False}):
         yield
-
-
-@contextmanager
-def _collecting() -> Iterator[Any]:
-    """What the capture says about regions it takes and refuses."""
-    yield None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.padding import Padding
@@ -39,11 +38,11 @@ class Kernel:
         program: its loop in program text.
         source: generated code, "" where none was generated.
         language: "cpp", "triton" or "".
-        grid: launch grid at the given sizes, as far as it is known.
+        grid: program instances at the given sizes.
         passes: runs over the loop dims.
         bytes_moved: every array it reads once and every array it writes once.
         flops: floating-point operations if no tile is skipped.
-        config: the chosen configuration.
+        config: the chosen configuration, as text.
         origins: lines of the user's program that it computes.
         phase: "forward" or "backward".
         notes: what the cost model says about it.
@@ -53,11 +52,11 @@ class Kernel:
     program: str
     source: str = ""
     language: str = ""
-    grid: tuple[Any, ...] = ()
+    grid: int = 0
     passes: int = 1
     bytes_moved: int = 0
     flops: int = 0
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: str = ""
     origins: tuple[str, ...] = ()
     phase: str = "forward"
     notes: tuple[str, ...] = ()
@@ -70,11 +69,9 @@ class Kernel:
         """One line of numbers."""
         parts = [_count(self.passes, "pass", "passes")]
         if self.grid:
-            parts.append("grid " + " × ".join(str(g) for g in self.grid))
+            parts.append(f"grid {self.grid}")
         parts.append(f"{_scaled(self.flops)}FLOP")
         parts.append(f"{_scaled(self.bytes_moved)}B moved")
-        if self.config:
-            parts.append(", ".join(f"{k} {v}" for k, v in self.config.items()))
         return ", ".join(parts)
 
 
@@ -152,7 +149,8 @@ class Report:
         for kernel in self.kernels:
             lines = "".join(f"<li><code>{html.escape(o)}</code></li>" for o in kernel.origins)
             parts.append(
-                f"<h2>{html.escape(kernel.name)}</h2><p>{html.escape(kernel.facts)}</p>"
+                f"<h2>{html.escape(kernel.name)}</h2><p>{html.escape(kernel.facts)}<br>"
+                f"{html.escape(kernel.config)}</p>"
                 f"<ul>{lines}</ul><pre>{html.escape(kernel.program)}</pre>"
             )
             if kernel.source:
@@ -181,10 +179,12 @@ def _kernel(kernel: Kernel) -> RenderResult:
     yield Text(f"{kernel.name}{phase}", style="bold cyan")
     facts = Table.grid(padding=(0, 2))
     facts.add_row("  does", kernel.facts)
+    if kernel.config:
+        facts.add_row("  tiles", Text(kernel.config))
     for note in kernel.notes:
-        facts.add_row("  note", note)
+        facts.add_row("  note", Text(note))
     for n, line in enumerate(kernel.origins):
-        facts.add_row("  from" if n == 0 else "", line)
+        facts.add_row("  from" if n == 0 else "", Text(line))
     yield facts
     yield Padding(
         Syntax(kernel.program, "text", background_color="default", word_wrap=True), (0, 0, 0, 2)
