@@ -71,20 +71,25 @@ PV = """
 """
 
 
-def row(
+def text_of(
     name: str,
     *parts: str,
-    kernels: list[tuple[int, int]],
     outputs: str = "O",
     inputs: str = "",
     dims: str = "",
     head: str = HEAD,
-) -> None:
+) -> str:
+    """A program's text from pieces."""
     lines = [f"program {name}", head]
     lines += [f"  dim {dims}"] if dims else []
     lines += [f"  input {i}" for i in inputs.split("; ") if i]
     text = "\n".join([*lines, *parts, f"  output {outputs}"])
-    ROWS[name] = Row("\n".join(line for line in text.splitlines() if line.strip()), tuple(kernels))
+    return "\n".join(line for line in text.splitlines() if line.strip())
+
+
+def row(name: str, *parts: str, kernels: list[tuple[int, int]], **rest: str) -> None:
+    """Add a program to ROWS."""
+    ROWS[name] = Row(text_of(name, *parts, **rest), tuple(kernels))
 
 
 MASKED = (

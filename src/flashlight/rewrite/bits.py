@@ -10,10 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from flashlight.ir.dtypes import DType
-from flashlight.ir.exprs import Binary, Cast, Dim, Expr, Load, Select, Unary, dtype_of
+from flashlight.ir.exprs import Binary, Cast, Const, Dim, Expr, Load, Select, Unary, dtype_of
 from flashlight.ir.visit import free_dims, rewrite, walk
+from flashlight.rewrite.factor import product, product_of
+from flashlight.rewrite.terms import is_slot
 
 SIXTEEN = (DType.F16, DType.BF16)
+LARGEST_FACTOR = 64.0
+"""A constant factor up to this is taken for small (1 / (1 - dropout))."""
 
 
 @dataclass(frozen=True)
@@ -91,3 +95,33 @@ def _chain(expr: Expr) -> Iterator[Expr]:
 
 def _is_zero(expr: Expr) -> bool:
     return getattr(expr, "value", None) == 0
+
+
+def is_bounded(operand: Expr) -> bool:
+    """Whether an fp16 operand is proved small: exponentials under a reference and functions with bounded values."""
+    match operand:
+        case Const(value, _):
+            return abs(value) <= LARGEST_FACTOR
+        case Unary("exp", x):
+            return any(is_slot(node) for node in walk(x))
+        case Unary("sigmoid" | "tanh" | "erf" | "sign" | "sin" | "cos", _):
+            return True
+        case Unary("neg" | "abs", x):
+            return is_bounded(x)
+        case Binary("add" | "sub" | "mul" | "max" | "min", a, b):
+            return is_bounded(a) and is_bounded(b)
+        case Select(_, a, b):
+            return is_bounded(a) and is_bounded(b)
+        case Cast(x, _):
+            return dtype_of(x) is DType.BOOL
+        case _:
+            return False
+
+
+def may_be_operand(rest: Expr, rounding: Rounding) -> bool:
+    """Rule 3: whether the factors of an fp16 dot beside its 16-bit input stay in range: eager has the same, or they are bounded."""
+    factors = [f for f in product_of(rest).num]
+    beside = [f for f in factors if not (isinstance(f, Load) and f.buffer.dtype in SIXTEEN)]
+    if not beside or product(beside, rest) in rounding.rounded:
+        return True
+    return all(is_bounded(f) for f in beside)

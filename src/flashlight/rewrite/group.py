@@ -352,10 +352,12 @@ class _Grouping:
             ]
             others = frozenset(nest.parallel) - frozenset(whole) - {d}
             beside = frozenset[Dim]().union(*(free_dims(f) for f in factors if d in free_dims(f)))
-            if any(not (free_dims(f) & others) <= beside for f in without):
+            if rows & set(nest.parallel):
+                if without:
+                    whole.insert(0, d)
+            elif any(not (free_dims(f) & others) <= beside for f in without):
                 whole.insert(0, d)
-                if not rows & set(nest.parallel):
-                    break  # a plain matmul: its last dim only
+                break  # a plain matmul: its last dim only
         return tuple(d for d in nest.parallel if d not in whole), tuple(whole)
 
 
@@ -402,7 +404,8 @@ class _Rows:
 def _factors(body: Expr) -> list[Expr]:
     """Factors of a product, the condition of `where(c, x, 0)` among them."""
     found: list[Expr] = []
-    for f in product_of(body).num:
+    p = product_of(body)
+    for f in (*p.num, *p.den):
         if isinstance(f, Select) and is_literal(f.b, 0):
             found.extend((f.condition, *_factors(f.a)))
         else:

@@ -30,7 +30,13 @@ from flashlight.ir.exprs import (
 from flashlight.ir.monoids import ALL, ANY, MAX, MIN, PROD, SUM, Monoid
 from flashlight.ir.nests import Carry, Give, Loop, Nest, Pass, Shift
 from flashlight.ir.visit import free_dims, reads, replace_loads, rewrite, substitute, walk
-from flashlight.rewrite.bits import NO_ROUNDING, Rounding, read_rounding, strip_casts
+from flashlight.rewrite.bits import (
+    NO_ROUNDING,
+    Rounding,
+    may_be_operand,
+    read_rounding,
+    strip_casts,
+)
 from flashlight.rewrite.extents import counted, holds_somewhere
 from flashlight.rewrite.factor import Product, addends_of, build, factor, product_of
 from flashlight.rewrite.finish import (
@@ -270,7 +276,12 @@ class LoopBuilder:
                 return None
 
     def _sum(self, nest: Nest, body: Expr, split: Split, number: int) -> Expr | None:
-        terms = split(factor(body, split.reads_final, split.varies))
+        body = factor(body, split.reads_final, split.varies)
+        terms = split(body)
+        if split.rounding.dot is DType.F16 and not _in_range(terms, split.rounding):
+            terms = replace(split, refer_all=True)(body)
+            if not _in_range(terms, split.rounding):
+                return None
         if terms is None or not all(self._may_take(t, split, number) for t in terms):
             return None
         value: Expr | None = None
@@ -541,6 +552,14 @@ def _never(_: Expr) -> bool:
 
 def _own(carry: Carry) -> Load:
     return Load(carry.buffer, tuple(Index(d) for d in carry.dims))
+
+
+def _in_range(terms: Iterable[Term] | None, rounding: Rounding) -> bool:
+    """Rule 3 for every term: where factors left the sum, what is left of an fp16 operand is bounded."""
+    return terms is not None and all(
+        not (t.num or t.den or t.weights) or t.rest is None or may_be_operand(t.rest, rounding)
+        for t in terms
+    )
 
 
 def _float_type(like: Expr) -> DType:

@@ -134,13 +134,14 @@ def _correction(w: Weight, peak: Expr, exponents: frozenset[Exponent]) -> Correc
     """exp(-rho_anchored + w), w's addends one by one: rho's own first, so that large numbers cancel before small ones come."""
     parts = list(w.parts)
     total: Expr = anchor(peak)
-    if neg(peak) in parts:
+    has_peak = neg(peak) in parts
+    if has_peak:
         parts.remove(neg(peak))
         total = sub(total, peak)
     for p in parts:
         minus, x = _signed(p)
         total = sub(total, x) if minus else add(total, x)
-    return Correction(exp(total), not parts, exponents, w.guard, w.level)
+    return Correction(exp(total), has_peak and not parts, exponents, w.guard, w.level)
 
 
 def _signed(x: Expr) -> tuple[bool, Expr]:

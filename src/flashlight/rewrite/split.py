@@ -36,6 +36,7 @@ from flashlight.rewrite.bits import Rounding
 from flashlight.rewrite.factor import addends_of, product_of, sum_of
 from flashlight.rewrite.signs import is_nonneg
 from flashlight.rewrite.terms import (
+    SLOT,
     Exponent,
     Factor,
     ShiftFactor,
@@ -65,15 +66,17 @@ class Split:
         loop: the loop dims.
         nonneg: whether a load is proved >= 0.
         rounding: what eager rounds (rule 1 of section 7).
+        refer_all: whether exponentials that read no final get a reference too (rule 3).
     """
 
     finals: frozenset[str]
     loop: frozenset[Dim]
     nonneg: Callable[[Load], bool]
     rounding: Rounding
-    _terms: dict[Expr, Terms | None] = field(default_factory=dict)
-    _reads: dict[Expr, bool] = field(default_factory=dict)
-    _slots: dict[tuple[tuple[Expr, ...], Expr], Load] = field(default_factory=dict)
+    refer_all: bool = False
+    _terms: dict[Expr, Terms | None] = field(default_factory=dict, init=False)
+    _reads: dict[Expr, bool] = field(default_factory=dict, init=False)
+    _slots: dict[tuple[tuple[Expr, ...], Expr], Load] = field(default_factory=dict, init=False)
 
     def __call__(self, expr: Expr) -> Terms | None:
         """The terms of `expr`, or None: no action. An expression that is 0 has none."""
@@ -95,6 +98,8 @@ class Split:
 
     def _split(self, e: Expr) -> Terms | None:
         if not self.reads_final(e):
+            if self.refer_all and (found := self._referred(e)) is not None:
+                return (found,)
             return () if is_literal(e, 0) else (Term(rest=None if is_literal(e, 1) else e),)
         if not self.varies(e):
             return self._row_scalar(e)
@@ -123,6 +128,24 @@ class Split:
                 return self._homogeneous(e, children(e))
             case _:
                 return None
+
+    def _referred(self, e: Expr) -> Term | None:
+        """A product with a varying exponential in it, whose weight is exp(0)."""
+        p = product_of(e)
+        powers = [f for f in p.num if isinstance(f, Unary) and f.op == "exp" and self.varies(f)]
+        if not powers:
+            return None
+        term = Term()
+        for f in p.num:
+            if isinstance(f, Unary) and f in powers:
+                slot = self._slot((), f.x)
+                weight = Weight((), (Exponent(f.x),), slot)
+                term = times(term, Term(weights=(weight,), rest=exp(add(f.x, slot))))
+            else:
+                term = times(term, Term(rest=f))
+        for d in p.den:
+            term = replace(term, rest=div(_rest(term, e), d))
+        return replace(term, rest=neg(_rest(term, e))) if p.negative else term
 
     def _row_scalar(self, e: Expr) -> Terms | None:
         """exp(w) is a weight, other row factors are coefs."""
@@ -212,8 +235,8 @@ class Split:
     def _slot(self, parts: tuple[Expr, ...], u: Expr) -> Load:
         key = (parts, u)
         if key not in self._slots:
-            dtype = dtype_of(sum_of([(False, p) for p in parts]))
-            self._slots[key] = Load(Buffer(f"%{len(self._slots)}", (), dtype), ())
+            dtype = dtype_of(sum_of([(False, p) for p in (*parts, u)]))
+            self._slots[key] = Load(Buffer(f"{SLOT}{len(self._slots)}", (), dtype), ())
         return self._slots[key]
 
     def _exponent_parts(self, x: Expr, negative: bool) -> list[tuple[bool, Expr]]:

@@ -252,6 +252,14 @@ def with_shared_references(terms: list[Term]) -> list[Term]:
     ]
 
 
+SLOT = "%"
+
+
+def is_slot(expr: Expr) -> bool:
+    """Whether an expression stands for a reference that is yet to be chosen."""
+    return isinstance(expr, Load) and expr.buffer.name.startswith(SLOT)
+
+
 def fill(expr: Expr, mapping: dict[Expr, Expr]) -> Expr:
     """`expr` with slots replaced."""
     if not any(k is not v for k, v in mapping.items()):
