@@ -56,3 +56,16 @@ def test_dumps_are_numbered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert sorted(p.name for p in folder.iterdir()) == [*names, "summary.json"]
     assert (folder / "01_double.ir").read_text() == "program p\nmore\n"
     assert json.loads((folder / "summary.json").read_text())["files"] == names
+
+
+def test_a_compilation_has_settings_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FLASHLIGHT_DEBUG", "1")
+    with trace.using(0, str(tmp_path)):
+        assert trace.level() == 0
+        with trace.region("r"):
+            assert trace.listens()
+            trace.left("lifted", "program p")
+    assert trace.level() == 1
+    assert (tmp_path / "r" / "00_lifted.ir").exists()

@@ -21,6 +21,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flashlight import options as option_names
+from flashlight import trace
 from flashlight.capture import record
 from flashlight.capture.capture import capture
 from flashlight.capture.record import Record, collecting
@@ -41,7 +42,8 @@ class FuseRegions(CustomGraphPass):
         """Fuse the regions of a graph in place."""
         options = self.options or from_environment()
         try:
-            found = capture(graph, options)
+            with trace.using(options.debug, options.dump):
+                found = capture(graph, options)
         except Exception as error:
             if options.strict:
                 raise

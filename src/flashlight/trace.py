@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 REGIONS, PASSES, CHANGES, SOURCE, RULES = 1, 2, 3, 4, 5
 
@@ -59,12 +60,42 @@ class Region:
 
 
 _region: contextvars.ContextVar[Region | None] = contextvars.ContextVar("region", default=None)
+_given: contextvars.ContextVar[tuple[int, str] | None] = contextvars.ContextVar(
+    "given", default=None
+)
 
 
 def level() -> int:
     """The debug level, 0 to 5."""
+    given = _given.get()
+    if given is not None:
+        return given[0]
     text = os.environ.get("FLASHLIGHT_DEBUG", "0")
     return int(text) if text.isdigit() else 0
+
+
+def dump_folder() -> str:
+    """Where dumps go; "" for nowhere."""
+    given = _given.get()
+    return given[1] if given is not None else os.environ.get("FLASHLIGHT_DUMP", "")
+
+
+@contextmanager
+def using(debug: int, dump: str) -> Iterator[None]:
+    """The settings of one compilation, in place of the environment's."""
+    token = _given.set((debug, dump))
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def listens() -> bool:
+    """Whether anybody looks at what stages leave."""
+    current = _region.get()
+    return level() >= CHANGES or (
+        current is not None and (current.folder is not None or current.keeps)
+    )
 
 
 def logger(stage: str) -> logging.Logger:
@@ -98,7 +129,7 @@ def say(rung: int, stage: str, message: str, *args: object) -> None:
 @contextmanager
 def region(name: str, *, keeps: bool = False) -> Iterator[Region]:
     """Everything compiled inside belongs to the region `name`."""
-    dump = os.environ.get("FLASHLIGHT_DUMP")
+    dump = dump_folder()
     current = Region(name, folder=Path(dump) / name if dump else None, keeps=keeps)
     token = _region.set(current)
     try:
@@ -131,7 +162,7 @@ def timed(stage: str) -> Iterator[None]:
         say(PASSES, stage, "%.1f ms", seconds * 1e3)
 
 
-def step(name: str, run: Callable[[T], object], program: T) -> object:
+def step(name: str, run: Callable[[T], R], program: T) -> R:
     """Run one pass: timed, its difference shown and its result dumped. The result is whatever the pass returns."""
     with timed(name):
         result = run(program)
@@ -141,10 +172,9 @@ def step(name: str, run: Callable[[T], object], program: T) -> object:
 
 def left(stage: str, result: object, *, before: object = None, suffix: str = "ir") -> None:
     """Note what a stage left: a program or a source text."""
-    current = _region.get()
-    listens = current is not None and (current.folder is not None or current.keeps)
-    if not listens and level() < CHANGES:
+    if not listens():
         return
+    current = _region.get()
     text = str(result)
     if current is not None:
         current.add(stage, text, suffix)

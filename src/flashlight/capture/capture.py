@@ -70,7 +70,7 @@ def _compile(
     trace.left("lifted", emitted.program)
     program = emitted.program
     for step in CANONICAL:
-        program = step(program)
+        program = trace.step(step.__name__.removesuffix("_program"), step, program)
     sizes = canonical_sizes(program)
     program, views = canonicalize(program)
     trace.left("canonical", program)
@@ -78,7 +78,7 @@ def _compile(
         new.name: hints.get(old.name, 64) for new, old in zip(program.sizes, sizes, strict=True)
     }
     token = token_of(program, known, options)
-    optimized = optimize(program)
+    optimized = trace.step("optimize", optimize, program)
     if isinstance(optimized, Refusal):
         return _located(optimized, where)
     device = emitted.inputs[0].meta["val"].device

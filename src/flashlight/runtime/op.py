@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from flashlight import trace
 from flashlight.errors import CompileError, Refusal
 from flashlight.ir.exprs import Binary, Const, Expr, Size
 from flashlight.ir.nests import Program
@@ -86,9 +87,15 @@ def _build(token: str, device: torch.device) -> Executable | Refusal:
     if isinstance(optimized, Refusal):
         return optimized
     try:
-        return build(optimized, device, payload.options, payload.hints)
+        with trace.timed("build"):
+            built = build(optimized, device, payload.options, payload.hints)
     except CompileError as error:
         return Refusal("compile-error", str(error))
+    if not isinstance(built, Refusal) and trace.listens():
+        for kernel in built.kernels:
+            suffix = "triton.py" if kernel.language == "triton" else kernel.language
+            trace.left(kernel.name, kernel.source, suffix=suffix)
+    return built
 
 
 def run(ins: Sequence[torch.Tensor], syms: Sequence[int], token: str) -> list[torch.Tensor]:
