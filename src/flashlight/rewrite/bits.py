@@ -56,12 +56,16 @@ def _without_cast(expr: Expr) -> Expr | None:
 
 def read_rounding(body: Expr, reduced: frozenset[Dim]) -> Rounding:
     """Which parts of a sum's body eager rounds to 16 bits, and whether the sum is a dot of 16-bit operands."""
-    rounded = {
-        strip_casts(node)
-        for node in walk(body)
-        if (isinstance(node, Cast) and node.dtype in SIXTEEN)
-        or (isinstance(node, Load) and node.buffer.dtype in SIXTEEN)
-    }
+    rounded: set[Expr] = set()
+
+    def rule(node: Expr) -> Expr | None:
+        if isinstance(node, Cast) and node.dtype in SIXTEEN:
+            rounded.add(node.x)
+        if isinstance(node, Load) and node.buffer.dtype in SIXTEEN:
+            rounded.add(node)
+        return _without_cast(node)
+
+    rewrite(body, rule)
     return Rounding(_dot_type(body, reduced), frozenset(rounded))
 
 

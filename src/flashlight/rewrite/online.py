@@ -55,14 +55,6 @@ from flashlight.rewrite.terms import Exponent, Factor, ShiftFactor, Term
 
 
 @dataclass(frozen=True)
-class Member:
-    """A nest of a group on the group's dims; `earliest` keeps it out of passes before that one."""
-
-    nest: Nest
-    earliest: int = 0
-
-
-@dataclass(frozen=True)
 class Choice:
     """One legal form of a group.
 
@@ -115,29 +107,22 @@ def online(
         wanted: names of the results that are read outside, with the dims of the result.
         taken: names that carries may not have.
     """
-    first = _build(kept, loop, [Member(n) for n in nests], wanted, taken)
+    names = frozenset(taken) | wanted.keys()
+
+    def build(earliest: Mapping[str, int]) -> tuple[Choice, LoopBuilder]:
+        builder = LoopBuilder(kept, loop, set(names))
+        for nest in nests:
+            builder.add(nest, earliest.get(nest.name, 0))
+        result = builder.loop_of([n for n in nests if n.name in wanted], wanted)
+        return Choice(result, dots_of(result), len(result.carries)), builder
+
+    first, builder = build({})
     choices = [first]
-    for nest in nests:
-        builder = LoopBuilder(kept, loop, set(taken))
-        delayed = builder.delays(nests, nest)
-        if delayed is not None:
-            choices.append(_build(kept, loop, delayed, wanted, taken))
-    unique = {str(c.loop.passes): c for c in choices}
-    return sorted(unique.values(), key=lambda c: c.rank)
-
-
-def _build(
-    kept: tuple[Dim, ...],
-    loop: tuple[Dim, ...],
-    members: Sequence[Member],
-    wanted: Mapping[str, tuple[Dim, ...]],
-    taken: Iterable[str],
-) -> Choice:
-    builder = LoopBuilder(kept, loop, set(taken) | set(wanted))
-    for member in members:
-        builder.add(member)
-    result = builder.loop_of([m.nest for m in members if m.nest.name in wanted], wanted)
-    return Choice(result, dots_of(result), len(result.carries))
+    for name in sorted(builder.delayable):
+        choice, _ = build({name: builder.spread[name] + 1})
+        if all(choice.loop != c.loop for c in choices):
+            choices.append(choice)
+    return sorted(choices, key=lambda c: c.rank)
 
 
 def dots_of(loop: Loop) -> int:
@@ -166,6 +151,8 @@ class LoopBuilder:
         pass_of: the pass of each carry.
         values: each nest's result as an expression on carries, over the nest's dims.
         finishes: what each carry was made from, for cancelling corrections.
+        spread: the pass in which each reduction is accumulated.
+        delayable: reductions that took several sums or a shift, which a later pass would spare.
     """
 
     kept: tuple[Dim, ...]
@@ -176,10 +163,10 @@ class LoopBuilder:
     values: dict[str, tuple[tuple[Dim, ...], Expr]] = field(default_factory=dict)
     finishes: dict[str, Finish] = field(default_factory=dict)
     spread: dict[str, int] = field(default_factory=dict)
+    delayable: set[str] = field(default_factory=set)
 
-    def add(self, member: Member) -> None:
-        """Give the nest a value: in the first pass that can accumulate it."""
-        nest = member.nest
+    def add(self, nest: Nest, earliest: int = 0) -> None:
+        """Give the nest a value: in the first pass from `earliest` on that can accumulate it."""
         body = self.expanded(nest.body)
         if nest.monoid is None:
             value = cancel_corrections(strip_casts(body), self.finishes)
@@ -189,28 +176,17 @@ class LoopBuilder:
             read_rounding(body, frozenset(nest.reduced)) if nest.monoid is SUM else NO_ROUNDING
         )
         body = strip_casts(body)
-        for number in range(member.earliest, len(self.passes) + 1):
+        before = len(self.pass_of)
+        for number in range(earliest, len(self.passes) + 1):
             found = self._accumulated(nest, body, rounding, number)
             if found is not None:
                 self.values[nest.name] = (nest.parallel, found)
                 self.spread[nest.name] = number
+                made = [self.named(c) for c in list(self.pass_of)[before:]]
+                if sum(c.monoid is SUM for c in made) > 1 or any(c.shifts for c in made):
+                    self.delayable.add(nest.name)
                 return
         raise AssertionError("a pass in which every final is known takes any body")
-
-    def delays(self, nests: Sequence[Nest], delayed: Nest) -> list[Member] | None:
-        """The members with one nest put off to the pass after its default one, if that is another program."""
-        if delayed.monoid is None:
-            return None
-        for nest in nests:
-            before = {c.name for p in self.passes for c in p}
-            self.add(Member(nest))
-            if nest is delayed:
-                made = [c for p in self.passes for c in p if c.name not in before]
-                if sum(c.monoid is SUM for c in made) < 2 and not any(c.shifts for c in made):
-                    return None
-                number = self.spread[nest.name]
-                return [Member(n, number + 1 if n is delayed else 0) for n in nests]
-        return None
 
     def expanded(self, body: Expr) -> Expr:
         """`body` with results of the group read as expressions on carries."""
