@@ -32,10 +32,8 @@ def _evoformer(
 def _triangle(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
     b, n, h, s, d = q.shape
     whole = bias.masked_fill(~mask, torch.finfo(bias.dtype).min).reshape(b * n, h, s, s)
-    o = F.scaled_dot_product_attention(
-        *(t.reshape(b * n, h, s, d) for t in (q, k, v)), attn_mask=whole
-    )
-    return o.reshape(b, n, h, s, d)
+    q, k, v = (t.reshape(b * n, h, s, d) for t in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=whole).reshape(b, n, h, s, d)
 
 
 def sdpa_for(name: str) -> Callable[..., Tensor] | None:
