@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import torch
-from flashlight.backend import flashlight as backend
 
 import flashlight
+from flashlight.backend import flashlight as backend
 
 
 def attention(q, k, v, slopes):

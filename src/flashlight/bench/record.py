@@ -78,7 +78,7 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
     if device.type == "cuda":
         facts["cuda"] = torch.version.cuda
-        facts["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        facts["cudnn"] = torch.backends.cudnn.version()
     return facts
 
 

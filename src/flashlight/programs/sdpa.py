@@ -41,12 +41,13 @@ def sdpa_for(name: str) -> Callable[..., Tensor] | None:
 
     For "evoformer" and "triangle" the mask is materialised, so only "sdpa" (the dispatcher's choice) applies.
     """
-    return {
+    calls: dict[str, Callable[..., Tensor]] = {
         "vanilla": _vanilla,
         "causal": _causal,
         "evoformer": _evoformer,
         "triangle": _triangle,
-    }.get(name)
+    }
+    return calls.get(name)
 
 
 HAS_BIAS = ("evoformer", "triangle")
