@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from flashlight.ir.exprs import Binary, Cast, Const, Dim, Expr, Index, Load, Size, Unary
 from flashlight.ir.monoids import SUM
 from flashlight.ir.visit import children, free_dims, loads, substitute
-from flashlight.lift.cells import Cell, dims_of_load
-from flashlight.lift.extents import hint
+from flashlight.lift.cells import Cell, Leaf, dims_of_load
+from flashlight.lift.extents import hint, is_one
 from flashlight.lift.lift import Lifter
 
 Places = frozenset[int]
@@ -274,7 +274,7 @@ class Pairs:
             name = load.buffer.name
             leaf = self.lifter.leaves.get(name)
             if leaf is not None:
-                if leaf.node.op == "call_function":
+                if leaf.node.op == "call_function" or not _has_shape_of_weight(leaf):
                     return False
                 continue
             cell = self.lifter.cells[name]
@@ -309,6 +309,12 @@ class Pairs:
                     columns = frozenset(places[d] for d in b - a)
                     return Pair(rows, columns, False)
         return None
+
+
+def _has_shape_of_weight(leaf: Leaf) -> bool:
+    """Whether a tensor that is given may be a parameter: a batch of one shows as an axis of size 1, more than three axes too."""
+    rank = len(leaf.shape)
+    return rank <= 2 or (rank == 3 and not any(map(is_one, leaf.shape)))
 
 
 def count(name: str, lifter: Lifter, hints: Mapping[str, int]) -> int:

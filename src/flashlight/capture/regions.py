@@ -81,6 +81,8 @@ class Finder:
             complete = [r for r in candidates if self._complete(r, pairs)]
             held = {name for r in (*found, *complete) for name in r.members}
             found.extend(r for r in complete if self._is_taken(r, pairs, held))
+            if not weights:
+                self._note_open(pairs, {name for r in candidates for name in r.members})
         return sorted(found, key=lambda r: max(self.rank[name] for name in r.closers))
 
     # -- Cores
@@ -318,7 +320,7 @@ class Finder:
             return False
         is_core, is_large = self._is_core(region, pairs), self._is_large(region)
         if region.is_weak:
-            taken = is_large and (is_core or self._is_matrix_closed(region, pairs, is_core))
+            taken = is_large and self._would_stand(region, pairs) and self._is_dense(region, pairs)
         else:
             taken = is_core or is_large
         if not taken:
@@ -344,15 +346,23 @@ class Finder:
         )
         return sums and exps
 
-    def _is_matrix_closed(self, region: Region, pairs: Pairs, is_core: bool) -> bool:
-        """For weak pairs without statistics: whether a product makes or uses them, and they dwarf all they are made from."""
-        products = any(pairs.of[n].contraction for n in region.closers | region.paired)
-        has_weights = any(pairs.of[n].weighted and pairs.of[n].origin for n in region.paired)
-        if not products:
-            return False
+    def _would_stand(self, region: Region, pairs: Pairs) -> bool:
+        """Whether Inductor would write the pairs to memory: for a product, for a second reduction, or between two."""
+        if any(pairs.of[n].contraction for n in region.closers):
+            return True
+        if any(not self.cells[n].is_pointwise for n in region.paired):
+            return True
+        read = {e.buffer.name for n in region.paired for e in self.cells[n].loads()}
+        return bool(read & self._derived(region) - region.paired)
+
+    def _is_dense(self, region: Region, pairs: Pairs) -> bool:
+        """Whether pairs are reduced to statistics, or made of no weights (no MLP), or dwarf all they are made from."""
+        if any(not pairs.of[n].contraction for n in region.closers):
+            return True
+        if not any(pairs.of[n].weighted and pairs.of[n].origin for n in region.paired):
+            return True
         largest = max(self._count(n) for n in region.paired)
-        total = sum(self._boundary(region))
-        return not has_weights or is_core or largest >= UNNORMALISED_WEIGHT_RATIO * total
+        return largest >= UNNORMALISED_WEIGHT_RATIO * sum(self._boundary(region))
 
     def _is_large(self, region: Region) -> bool:
         """Whether the pairs outnumber every tensor that goes in or comes out."""
@@ -371,6 +381,18 @@ class Finder:
         ]
 
     # -- Refusals
+
+    def _note_open(self, pairs: Pairs, closed: set[str]) -> None:
+        """Note scores that an op without a rule reads and that nothing closes, if they are the largest thing around."""
+        for name, known in pairs.of.items():
+            if name in closed or not any(p.is_strong for p in known.pairs):
+                continue
+            cell = self.cells[name]
+            sources = {e.buffer.name for e in cell.loads()} & closed
+            reading = sorted(self._outside(cell, closed), key=self.order.__getitem__)
+            strange = [n for n in reading if n.op == "call_function" and not self._cells_of(n)]
+            if strange and not sources:
+                self._refuse_node(Region(set(), {name}), strange[0], cell)
 
     def _refuse_node(self, region: Region, node: Node, cell: Cell | None = None) -> None:
         """Say which node keeps scores from being fused."""

@@ -56,7 +56,7 @@ def reduce(
         for axis, source in enumerate(sources):
             if source >= 0:
                 positions[source] = out[axis]
-        for axis, position in zip(axes, inner, strict=True):
+        for axis, position in zip(axes, inner or [()] * len(axes), strict=True):
             positions[axis] = position
         return element(x.at(positions))
 
