@@ -27,7 +27,6 @@ from flashlight.ir.exprs import (
     dtype_of,
     mul,
     neg,
-    sub,
 )
 from flashlight.ir.monoids import MAX, MIN, SUM
 from flashlight.ir.nests import Carry, Give, Loop, Pass, Shift
@@ -196,32 +195,35 @@ class Scaled:
 
     Attributes:
         factor: the constant.
-        loop: dims a cheap factor must be free of.
+        rows, cols: dims of the tile; what lacks either is a vector, and cheap to multiply.
+        shared: expressions that are computed anyway (scores whose maximum is taken): they stay as they are.
     """
 
     factor: float
-    loop: frozenset[Dim]
+    rows: frozenset[Dim]
+    cols: frozenset[Dim]
+    shared: frozenset[Expr]
 
     def __call__(self, expr: Expr) -> Expr:
         """factor * expr."""
+        if expr in self.shared:
+            return self._plain(expr)
         match expr:
             case Const(value, dtype):
                 return Const(float(value) * self.factor, dtype if dtype.is_float else DType.F32)
             case Unary("neg", x):
                 return neg(self(x))
-            case Binary("add", a, b):
-                return Binary("add", self(a), self(b)) if self._both(a, b) else self._plain(expr)
-            case Binary("sub", a, b):
-                return sub(self(a), self(b)) if self._both(a, b) else self._plain(expr)
+            case Binary(("add" | "sub") as op, a, b) if self._is_cheap(a) or self._is_cheap(b):
+                return Binary(op, self(a), self(b))
             case _:
                 return self._plain(expr)
 
-    def _both(self, a: Expr, b: Expr) -> bool:
-        """Whether a sum is worth distributing over: one side is free of the loop, so its product leaves the loop."""
-        return not free_dims(a) & self.loop or not free_dims(b) & self.loop
+    def _is_cheap(self, expr: Expr) -> bool:
+        dims = free_dims(expr)
+        return not (dims & self.rows and dims & self.cols)
 
     def _plain(self, expr: Expr) -> Expr:
-        scale, rest = scale_of(expr, self.loop)
+        scale, rest = scale_of(expr, self.cols)
         if scale is None:
             return mul(expr, Const(self.factor, DType.F32))
         return mul(rest, _product(scale, Const(self.factor, DType.F32)))

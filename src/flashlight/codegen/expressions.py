@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from flashlight.codegen.blocks import Axis, Value
 from flashlight.codegen.builder import Builder, unsupported
-from flashlight.codegen.exponents import LOG2_E, Scaled
+from flashlight.codegen.exponents import Scaled
 from flashlight.codegen.places import Place, Places, fits_i32, interval
 from flashlight.ir.dtypes import DType, promote
 from flashlight.ir.exprs import (
@@ -67,6 +67,12 @@ class Context:
             self.facts if facts is None else facts,
         )
 
+    def without(self, dims: tuple[Dim, ...]) -> Context:
+        """The context of a body that binds `dims` anew."""
+        if not any(d in self.places for d in dims):
+            return self
+        return self.extended(places=self.places.without(dims))
+
 
 @dataclass(frozen=True)
 class Factor:
@@ -81,21 +87,19 @@ class Expressions:
 
     Attributes:
         builder: receives the operations.
-        whole: the axis and padding of small dims, made on demand.
-        base2: exponentials become exp2 of a scaled argument.
+        scaled: multiplies an exponent by log2(e); exponentials become exp2.
         fast: approximations of tanh and the like will do.
-        loop: the loop dims (a factor free of them is cheap to scale).
+        pads_dots: the least block of a contracted or accumulated axis.
     """
 
     def __init__(
-        self, builder: Builder, loop: frozenset[Dim], *, fast: bool, pads_dots: int = 16
+        self, builder: Builder, scaled: Scaled, *, fast: bool, pads_dots: int = 16
     ) -> None:
         self.builder = builder
-        self.loop = loop
+        self.scaled = scaled
         self.fast = fast
         self.pads_dots = pads_dots
         self._axes: dict[tuple[Dim, ...], Axis] = {}
-        self.scaled = Scaled(LOG2_E, loop)
 
     # -- Whole dims.
 
@@ -310,14 +314,14 @@ class Expressions:
     def _reduce(self, node: Reduce, ctx: Context, guarded: bool, acc: Value | None = None) -> Value:
         node = self._over_own_dims(node, ctx)
         extents = [constant_extent(d) for d in node.dims]
-        if any(d in ctx.places for d in node.dims):
-            result = self._along_placed(node, ctx, guarded)
-            return result if acc is None else self.builder.compute("add", acc, result)
         if node.monoid is SUM:
             total = self._contraction(node, extents, ctx, guarded, acc)
             if total is not None:
                 return total
-        result = self._small(node, math.prod(extents), ctx, guarded)
+        if self._reads_along(node, ctx):
+            result = self._along_placed(node, ctx, guarded)
+        else:
+            result = self._small(node, math.prod(extents), ctx, guarded)
         return result if acc is None else self.builder.compute("add", acc, result)
 
     def _over_own_dims(self, node: Reduce, ctx: Context) -> Reduce:
@@ -335,6 +339,13 @@ class Expressions:
         dims = tuple(mapping.get(d, d) for d in node.dims)
         return Reduce(node.monoid, dims, renamed(node.body, mapping))
 
+    def _reads_along(self, node: Reduce, ctx: Context) -> bool:
+        """Whether the reduction reads a carry along the reduced dims, so that its tile's axis must be used."""
+        return any(
+            load.buffer.name in ctx.carried and free_dims(load) & set(node.dims)
+            for load in loads(node.body)
+        )
+
     def _along_placed(self, node: Reduce, ctx: Context, guarded: bool) -> Value:
         """A fold along an axis that lies in the tile already (a give that reduces a carry)."""
         axes = {ctx.places[d].axis for d in node.dims if d in ctx.places}
@@ -351,7 +362,8 @@ class Expressions:
         factors = factors_of(node.body)
         outside = [f for f in factors if not free_dims(f.expr) & bound]
         inside = [f for f in factors if free_dims(f.expr) & bound]
-        sides = self._sides(inside, ctx)
+        placed = self._reads_along(node, ctx)
+        sides = self._sides(inside, ctx if placed else ctx.without(node.dims), node.dims)
         if sides is None:
             return None
         if acc is not None and outside:
@@ -359,7 +371,7 @@ class Expressions:
             assert total is not None
             return self.builder.compute("add", acc, total)
         total = acc
-        for places, axis in self._chunks(node.dims, extents, ctx.places):
+        for places, axis in self._chunks(node.dims, extents, ctx.places, placed):
             inner = ctx.extended(places=places)
             a, c = (self.product(side, inner, guarded) for side in sides)
             a, c = self.operands(a, c, sides)
@@ -370,9 +382,14 @@ class Expressions:
         return self.times(total, outside, ctx, guarded)
 
     def _chunks(
-        self, dims: tuple[Dim, ...], extents: Sequence[int], places: Places
+        self, dims: tuple[Dim, ...], extents: Sequence[int], places: Places, placed: bool
     ) -> Iterable[tuple[Places, Axis]]:
-        """Places for the contracted dims: one axis, or the chunks of a long dim."""
+        """Places for the contracted dims: the axis they have (`placed`), one axis, or the chunks of a long dim."""
+        if placed:
+            (axis,) = {places[d].axis for d in dims}
+            assert axis is not None
+            yield places, axis
+            return
         if len(dims) > 1 or extents[0] <= WIDEST:
             inner = places.copy()
             yield inner, self.bind_whole(inner, dims)
@@ -400,13 +417,16 @@ class Expressions:
         return self._axes[key]
 
     def _sides(
-        self, factors: Sequence[Factor], ctx: Context
+        self, factors: Sequence[Factor], ctx: Context, dims: tuple[Dim, ...]
     ) -> tuple[list[Factor], list[Factor]] | None:
-        """Factors in two groups that share no tile axis (but the contracted one, which is not placed yet)."""
+        """Factors in two groups that share no tile axis but the contracted one."""
+        own = {ctx.places[d].axis for d in dims if d in ctx.places}
+        if len(own) > 1 or any(a is not None and set(a.dims) != set(dims) for a in own):
+            return None
         groups: list[tuple[set[Axis], list[Factor]]] = []
         free: list[Factor] = []
         for f in factors:
-            axes = set(self.axes(f.expr, ctx))
+            axes = set(self.axes(f.expr, ctx)) - own
             if not axes:
                 free.append(f)
                 continue
@@ -475,7 +495,7 @@ class Expressions:
 
     def _small(self, node: Reduce, count: int, ctx: Context, guarded: bool) -> Value:
         """A reduction of an elementwise body: a fold along the whole axis, or one position after the other."""
-        outer_axes = self.axes(node.body, ctx)
+        outer_axes = self.axes(node.body, ctx.without(node.dims))
         size = math.prod(a.block for a in outer_axes)
         wide = len(outer_axes) >= 2 and size * count > _TILE_ELEMENTS
         if not wide and count <= WIDEST * 4:
@@ -522,7 +542,7 @@ class Expressions:
             return self._small(nested, constant_extent(head), ctx, guarded)
         (dim,) = node.dims
         dtype = _accumulated(node.monoid, self._dtype(node.body))
-        axes = b.ordered(self.axes(node.body, ctx))
+        axes = b.ordered(self.axes(node.body, ctx.without(node.dims)))
 
         def body(i: Value, slots: tuple[Value, ...]) -> Sequence[Value]:
             places = ctx.places.copy()

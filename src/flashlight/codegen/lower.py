@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 from flashlight.codegen.blocks import Axis, GridDim, Kernel, Subscript, Value, walk
 from flashlight.codegen.blocks import Fetch as FetchOp
 from flashlight.codegen.builder import Builder, unsupported
-from flashlight.codegen.exponents import anchored, prepare
+from flashlight.codegen.exponents import LOG2_E, Scaled, anchored, prepare
 from flashlight.codegen.expressions import (
     Context,
     Expressions,
@@ -20,7 +20,7 @@ from flashlight.codegen.expressions import (
     factors_of,
     identity,
 )
-from flashlight.codegen.places import Place, Places
+from flashlight.codegen.places import Place, Places, interval
 from flashlight.ir.dtypes import DType
 from flashlight.ir.exprs import (
     ONE,
@@ -65,7 +65,9 @@ class _Lowering:
         self.schedule = schedule
         self.name = name
         self.b = Builder()
-        self.ex = Expressions(self.b, frozenset(loop.loop), fast=_all_sixteen(loop))
+        scores = frozenset(_scores(loop))
+        scaled = Scaled(LOG2_E, frozenset(schedule.rows), frozenset(loop.loop), scores)
+        self.ex = Expressions(self.b, scaled, fast=_all_sixteen(loop))
         self.places = Places(self.b)
         self.rows: Axis | None = None
         self.cols: Axis | None = None
@@ -273,22 +275,22 @@ class _Lowering:
             return zero, zero, whole, tiles
         size = b.constant(block, DType.I32)
 
-        def down(at: Value) -> Value:
-            return b.compute("floordiv", at, size)
+        def down(expr: Expr) -> Value:
+            op = "quotient" if interval(expr)[0] >= 0 else "floordiv"
+            return b.compute(op, index(expr), size)
 
-        def up(at: Value) -> Value:
-            more = b.compute("add", at, b.constant(block - 1, DType.I32))
-            return b.compute("floordiv", more, size)
+        def up(expr: Expr) -> Value:
+            return down(simplify(add(expr, const(block - 1))))
 
         def clip(at: Value, low: Value, high: Value) -> Value:
             if b.literal(at) == 0:
                 return low  # nothing is below 0
             return b.compute("min", b.compute("max", at, low), high)
 
-        hi = clip(up(index(bounds.hi)), zero, tiles)
-        lo = clip(down(index(bounds.lo)), zero, hi)
-        full_lo = clip(up(index(bounds.full_lo)), lo, hi)
-        full_hi = b.compute("min", down(index(bounds.full_hi)), whole)
+        hi = clip(up(bounds.hi), zero, tiles)
+        lo = clip(down(bounds.lo), zero, hi)
+        full_lo = clip(up(bounds.full_lo), lo, hi)
+        full_hi = b.compute("min", down(bounds.full_hi), whole)
         return lo, full_lo, clip(full_hi, full_lo, hi), hi
 
     def _with_extremes(self, places: Places) -> Places:
@@ -563,6 +565,13 @@ class _Lowering:
             index.append(subscript)
             masks += [m for m in needed if m not in masks]
         self.b.store(give.buffer, tuple(index), value, tuple(masks))
+
+
+def _scores(loop: Loop) -> Iterator[Expr]:
+    """Expressions whose extremum is taken, with what scaled them before `prepare`."""
+    for c in loop.carries:
+        if c.monoid in (MAX, MIN):
+            yield c.body
 
 
 def _expressions(loop: Loop) -> list[Expr]:

@@ -63,6 +63,13 @@ class Places:
         other._ok.update(self._ok)
         return other
 
+    def without(self, dims: tuple[Dim, ...]) -> Places:
+        """A copy in which some dims have no place."""
+        other = self.copy()
+        for d in dims:
+            other._places.pop(d, None)
+        return other
+
     def bind(self, dim: Dim, place: Place) -> None:
         self._places[dim] = place
 
