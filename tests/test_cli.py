@@ -137,6 +137,52 @@ def test_explain_wants_inputs(capsys: pytest.CaptureFixture[str], tmp_path: Path
         assert words in capsys.readouterr().err
 
 
+def test_explain_a_program_of_the_zoo(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page, picture = tmp_path / "page.html", tmp_path / "graph.svg"
+    outs = ["--html", str(page), "--graph", str(picture), "--source"]
+    assert main(["explain", "causal", *outs]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("1 kernel, 1 pass, nothing refused, no large intermediate in memory")
+    assert "heads.py" in out
+    assert "<svg" in page.read_text()
+    assert "fused kernel 1" in picture.read_text()
+
+
+def test_explain_a_function_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "my_model.py"
+    path.write_text(
+        "import torch\n"
+        "def inputs(dtype):\n"
+        "    return {n: torch.randn(1, 2, 40, 8, dtype=dtype) for n in 'qkv'}\n"
+        "def attention(q, k, v):\n"
+        "    return torch.softmax(q @ k.mT, -1) @ v\n"
+        "def small(x):\n"
+        "    return x + 1\n"
+    )
+    assert main(["explain", f"{path}:attention"]) == 0
+    assert "my_model.py:5: return torch.softmax(q @ k.mT, -1) @ v" in capsys.readouterr().out
+    three = ["--input", "1,2,40,8:bf16"] * 3
+    assert main(["explain", f"{path}:attention", *three]) == 0
+    assert "bf16" in capsys.readouterr().out
+    assert main(["explain", f"{path}:small", "--input", "3,4"]) == 1
+    assert "0 kernels" in capsys.readouterr().out
+
+
+def test_bench_measures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "run.json"
+    few = ["--variants", "causal", "--systems", "ours,eager,flex", "--rounds", "1"]
+    assert main(["bench", "--device", "cpu", "--grid", "smoke", *few, "--out", str(out)]) == 0
+    facts, (row,) = record.load(out)
+    assert {"date", "device", "torch", "commit", "source", "limits"} <= facts.keys()
+    assert row.correct
+    assert row.kernels == 1
+    assert row.error["ours"] <= row.allowed_error
+    assert set(row.ms) == {"ours", "eager", "flex"}
+    assert row.tflops
+    assert row.share_of_limit
+    assert "causal" in capsys.readouterr().out
+
+
 def test_bench_lists_cells(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [
         "bench",

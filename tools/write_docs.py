@@ -204,9 +204,10 @@ def results_page() -> str:
     parts = [
         GENERATED.replace("edit", "edit this file; add JSON files"),
         "# Results",
-        "Each table is one run in one process: all systems of a row were timed in turn, after each had computed the row's function and ours had been "
-        "checked against float64. `×` is how many times as fast as that system Flashlight is; `flex` is FlexAttention's kernel alone, `flex+mask` with its block "
-        "mask built; `limit` is the machine's own floor (the larger of arithmetic over the measured matrix rate and bytes over the measured copy rate) over our time.",
+        "Each table is one run in one process: all systems of a row were timed in turn, after each had computed the row's "
+        "function and ours had been checked against float64. In brackets: how many times as fast as that system Flashlight is. "
+        "`flex` is FlexAttention's kernel alone, `flex+mask` with its block mask built; `limit` is the machine's own floor "
+        "(the larger of arithmetic over the measured matrix rate and bytes over the measured copy rate) over our time.",
     ]
     for path in result_files():
         data = json.loads(path.read_text(encoding="utf-8"))
