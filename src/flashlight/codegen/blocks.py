@@ -240,6 +240,7 @@ class For:
         full: (sweep) no position of these tiles is past the end or masked by what the bounds pass has decided: a hint that
             there is nothing left to check, so the loop may be pipelined freely.
         unroll: the count is a small constant, worth unrolling.
+        base, end: (sweep of an exact schedule) tiles start at position base + index * axis.block and the last one ends at `end`.
     """
 
     index: Value
@@ -251,6 +252,8 @@ class For:
     body: Block
     full: bool = False
     unroll: bool = False
+    base: Value | None = None
+    end: Value | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +332,8 @@ def operands(op: Op) -> tuple[Value, ...]:
         case Fold(_, _, x, _):
             return (x,)
         case For(_, lo, hi):
-            return (lo, hi, *(s.init for s in op.slots))
+            limits = tuple(v for v in (op.base, op.end) if v is not None)
+            return (lo, hi, *limits, *(s.init for s in op.slots))
         case If(condition, slots):
             return (condition, *(s.init for s in slots))
 

@@ -207,13 +207,15 @@ class Builder:
         *,
         full: bool = False,
         unroll: bool = False,
+        base: Value | None = None,
+        end: Value | None = None,
     ) -> tuple[Value, ...]:
         """A counted loop over `carried` (name, initial value, axes); `body` maps the index and the slots' values to the next ones.
 
         Returns the slots' results. A loop known to be empty is not built.
         """
-        first, end = self.literal(lo), self.literal(hi)
-        if lo is hi or (first is not None and end is not None and first >= end):
+        first, last = self.literal(lo), self.literal(hi)
+        if lo is hi or (first is not None and last is not None and first >= last):
             return tuple(init for _, init, _ in carried)
         level = len(self._scopes)
         index = self.argument(hint, DType.I32, level)
@@ -231,7 +233,17 @@ class Builder:
             self._level[result] = len(self._scopes) - 1
             slots.append(Slot(name, init, value, result))
         op = For(
-            index, lo, hi, kind, axis, tuple(slots), Block(tuple(scope.ops), yields), full, unroll
+            index,
+            lo,
+            hi,
+            kind,
+            axis,
+            tuple(slots),
+            Block(tuple(scope.ops), yields),
+            full,
+            unroll,
+            base,
+            end,
         )
         self._scopes[-1].ops.append(op)
         return tuple(s.result for s in slots)
@@ -431,7 +443,7 @@ def _live_block(block: Block, live: set[Value]) -> Block:
                 slots, body = _live_slots(op, live)
                 if not slots and not _stores(body):
                     continue
-                live.update((lo, hi))
+                live.update(v for v in (lo, hi, op.base, op.end) if v is not None)
                 kept.append(replace(op, slots=slots, body=body))
             case If(condition):
                 slots, body = _live_slots(op, live)

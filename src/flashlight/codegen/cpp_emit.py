@@ -52,7 +52,10 @@ from flashlight.ir.dtypes import DType
 from flashlight.ir.exprs import Buffer
 
 _CHEAP = frozenset(
-    "add sub mul neg and or xor not lt le gt ge eq ne select fma maxnum minnum anchor abs cast".split()
+    (
+        *("add", "sub", "mul", "neg", "fma", "abs", "anchor", "maxnum", "minnum"),
+        *("and", "or", "xor", "not", "lt", "le", "gt", "ge", "eq", "ne", "select", "cast"),
+    )
 )
 _CHEAP_LIMIT = 4
 _KEEP = 1000
@@ -988,6 +991,9 @@ class Emitter:
             self._scopes[-1].names[op.index] = index
             if op.axis is not None:
                 reach = _remaining(op.axis, index)
+                if op.base is not None and op.end is not None:
+                    at = f"({self._ref(op.base)} + {index} * {op.axis.block})"
+                    reach = f"least({op.axis.block}, {self._ref(op.end)} - {at})"
                 self._line(f"const i64 {_reach(op.axis)} = {reach};")
             self._body(op.slots, op.body, variables)
         self._loops.append((start, self._tick()))

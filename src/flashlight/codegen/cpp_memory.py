@@ -91,7 +91,7 @@ class Workspace:
 
 def _overlap(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> bool:
     """Whether two lives share more than an instant at which one ends and the other begins."""
-    return any(s < f and u < e or (s, e) == (u, f) for s, e in a for u, f in b)
+    return any((s < f and u < e) or (s, e) == (u, f) for s, e in a for u, f in b)
 
 
 def _widened(span: tuple[int, int], loops: list[tuple[int, int]]) -> tuple[int, int]:

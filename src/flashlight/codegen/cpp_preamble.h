@@ -163,34 +163,35 @@ FL_VECTOR_F32(log2) FL_VECTOR_F32(log) FL_VECTOR_F32(tanh)
 template <class T> struct IntOf;
 template <> struct IntOf<f32> { typedef i32 type; };
 template <> struct IntOf<vf32> { typedef vi32 type; };
-template <class F> FL_INLINE F scale2(F p, F n, i32 = 0) {
-  // p * 2^n for whole n in [-126, 128]; 2^(n-1) and a doubling, so that 2^128 is reached
+FL_INLINE f32 clamp(f32 x, f32 lo, f32 hi) { x = x < lo ? lo : x; return x > hi ? hi : x; }
+FL_INLINE vf32 clamp(vf32 x, f32 lo, f32 hi) { x = x < lo ? spread(lo) : x; return x > hi ? spread(hi) : x; }
+constexpr f32 MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number, which is then in the low bits
+template <class F> FL_INLINE F power_of_two(F t) {  // 2^n from n + MAGIC; 0 for n = -127
   typedef typename IntOf<F>::type I;
-  I e = (bits<I>(n + 12582912.0f) << 23) + (126 << 23);
-  return p * bits<F>(e) * 2.0f;
+  return bits<F>((bits<I>(t) << 23) + 0x3f800000);
 }
-FL_INLINE f32 at_most(f32 x, f32 hi) { return x > hi ? hi : x; }
-FL_INLINE vf32 at_most(vf32 x, f32 hi) { return x > hi ? spread(hi) : x; }
-template <class F> FL_INLINE F exp_poly(F r) {  // e^r - 1 - r over r^2, |r| <= log(2)/2
-  F p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  return p * r + 5.0000001201e-1f;
-}
-template <class F> FL_INLINE F exp_f32(F x) {  // results below 2^-126 are 0
-  F c = at_most(x, 89.0f);
-  F n = (c * 1.44269504f + 12582912.0f) - 12582912.0f;
-  F r = (c - n * 0.693359375f) - n * -2.12194440e-4f;
-  F y = scale2(exp_poly(r) * (r * r) + r + 1.0f, n);
-  return select(mask(x < -87.0f), F{}, y);
-}
+// To 1.5 units in the last place; results below 2^-126 are 0 or have fewer bits.
 template <class F> FL_INLINE F exp2_f32(F x) {
-  F c = at_most(x, 128.5f);
-  F n = (c + 12582912.0f) - 12582912.0f;
-  F r = (c - n) * 0.693147182f;
-  F y = scale2(exp_poly(r) * (r * r) + r + 1.0f, n);
-  return select(mask(x < -125.5f), F{}, y);
+  F c = clamp(x, -127.0f, 128.0f);
+  F t = c + MAGIC;
+  F r = c - (t - MAGIC);
+  F p = r * 0.00015353337f + 0.0013398875f;
+  p = p * r + 0.009618438f;
+  p = p * r + 0.055503324f;
+  p = p * r + 0.24022648f;
+  p = p * r + 0.69314718f;
+  return (p * r + 1.0f) * power_of_two(t);
+}
+template <class F> FL_INLINE F exp_f32(F x) {
+  F c = clamp(x, -88.02969f, 88.72284f);  // -127 log 2, and just above 128 log 2
+  F t = c * 1.44269504f + MAGIC;
+  F n = t - MAGIC;
+  F r = (c - n * 0.693359375f) - n * -2.12194440e-4f;
+  F p = r * 0.0013814610f + 0.0083687175f;
+  p = p * r + 0.04166839f;
+  p = p * r + 0.16666521f;
+  p = p * r + 0.49999994f;
+  return (p * (r * r) + r + 1.0f) * power_of_two(t);
 }
 FL_INLINE f32 m_exp(f32 x) { return exp_f32(x); }
 FL_INLINE vf32 m_exp(vf32 x) { return exp_f32(x); }
@@ -489,36 +490,60 @@ template <class X> FL_INLINE i32 winner_min(X x, vi32 at) {
 #else
 #define FL_ROWS 4
 #endif
-template <class T, int M, int N>
+// `Unit` says which stride of A is known to be 1: 'k', 'm' or 0 for neither.
+template <class T, int M, int N, char Unit>
 FL_INLINE void product_block(i64 K, const T* A, i64 am, i64 ak, const T* B, i64 bk, i64 bj, T* C, i64 cm, i64 cj, bool add) {
   V<T> c[M][N];
-  for (int i = 0; i < M; i++)
-    for (int j = 0; j < N; j++) c[i][j] = add ? tile_load(C + i * cm + j * cj) : V<T>{};
+  const T* a[M];
+#pragma GCC unroll 16
+  for (int i = 0; i < M; i++) {
+    a[i] = A + i * am;
+#pragma GCC unroll 4
+    for (int j = 0; j < N; j++) c[i][j] = V<T>{};
+  }
+#pragma GCC unroll 2
   for (i64 k = 0; k < K; k++) {
     V<T> b[N];
-    for (int j = 0; j < N; j++) b[j] = tile_load(B + k * bk + j * bj);
+#pragma GCC unroll 4
+    for (int j = 0; j < N; j++) b[j] = tile_load(B + j * bj);
+    B += bk;
+#pragma GCC unroll 16
     for (int i = 0; i < M; i++) {
-      V<T> a = spread(A[i * am + k * ak]);
-      for (int j = 0; j < N; j++) c[i][j] += a * b[j];
+      V<T> x = spread(Unit == 'k' ? a[i][k] : Unit == 'm' ? A[i] : A[i * am]);
+#pragma GCC unroll 4
+      for (int j = 0; j < N; j++) c[i][j] += x * b[j];
     }
+    if (Unit != 'k') A += ak;
   }
+#pragma GCC unroll 16
   for (int i = 0; i < M; i++)
-    for (int j = 0; j < N; j++) tile_store(C + i * cm + j * cj, c[i][j]);
+#pragma GCC unroll 4
+    for (int j = 0; j < N; j++) {
+      T* p = C + i * cm + j * cj;
+      tile_store(p, add ? tile_load(p) + c[i][j] : c[i][j]);
+    }
 }
-template <class T, int N>
+template <class T, int N, char Unit>
 FL_INLINE void product_panel(i64 M, i64 K, const T* A, i64 am, i64 ak, const T* B, i64 bk, i64 bj, T* C, i64 cm, i64 cj, bool add) {
   i64 i = 0;
   for (; i + FL_ROWS <= M; i += FL_ROWS)
-    product_block<T, FL_ROWS, N>(K, A + i * am, am, ak, B, bk, bj, C + i * cm, cm, cj, add);
-  for (; i + 4 <= M; i += 4) product_block<T, 4, N>(K, A + i * am, am, ak, B, bk, bj, C + i * cm, cm, cj, add);
-  for (; i < M; i++) product_block<T, 1, N>(K, A + i * am, am, ak, B, bk, bj, C + i * cm, cm, cj, add);
+    product_block<T, FL_ROWS, N, Unit>(K, A + i * am, am, ak, B, bk, bj, C + i * cm, cm, cj, add);
+  for (; i + 2 <= M; i += 2)
+    product_block<T, 2, N, Unit>(K, A + i * am, am, ak, B, bk, bj, C + i * cm, cm, cj, add);
+  if (i < M) product_block<T, 1, N, Unit>(K, A + i * am, am, ak, B, bk, bj, C + i * cm, cm, cj, add);
+}
+template <class T, char Unit>
+__attribute__((noinline)) void product_of(i64 M, i64 n, i64 K, const T* A, i64 am, i64 ak, const T* B, i64 bk, i64 bj, T* C, i64 cm, i64 cj, bool add) {
+  i64 j = 0;
+  for (; j + 2 <= n; j += 2) product_panel<T, 2, Unit>(M, K, A, am, ak, B + j * bj, bk, bj, C + j * cj, cm, cj, add);
+  if (j < n) product_panel<T, 1, Unit>(M, K, A, am, ak, B + j * bj, bk, bj, C + j * cj, cm, cj, add);
 }
 // `n` counts vectors of lanes.
 template <class T>
-__attribute__((noinline)) void product(i64 M, i64 n, i64 K, const T* A, i64 am, i64 ak, const T* B, i64 bk, i64 bj, T* C, i64 cm, i64 cj, bool add) {
-  i64 j = 0;
-  for (; j + 2 <= n; j += 2) product_panel<T, 2>(M, K, A, am, ak, B + j * bj, bk, bj, C + j * cj, cm, cj, add);
-  if (j < n) product_panel<T, 1>(M, K, A, am, ak, B + j * bj, bk, bj, C + j * cj, cm, cj, add);
+FL_INLINE void product(i64 M, i64 n, i64 K, const T* A, i64 am, i64 ak, const T* B, i64 bk, i64 bj, T* C, i64 cm, i64 cj, bool add) {
+  if (ak == 1) product_of<T, 'k'>(M, n, K, A, am, ak, B, bk, bj, C, cm, cj, add);
+  else if (am == 1) product_of<T, 'm'>(M, n, K, A, am, ak, B, bk, bj, C, cm, cj, add);
+  else product_of<T, 0>(M, n, K, A, am, ak, B, bk, bj, C, cm, cj, add);
 }
 // A tile whose lanes run along another axis than n, brought into vectors along n: [n / W][k][W].
 template <class T> void pack(i64 N, i64 K, const T* B, i64 bk, i64 bn, T* P) {

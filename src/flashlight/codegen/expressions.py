@@ -90,15 +90,23 @@ class Expressions:
         scaled: multiplies an exponent by log2(e); exponentials become exp2.
         fast: approximations of tanh and the like will do.
         pads_dots: the least block of a contracted or accumulated axis.
+        exact: axes end where their dims end (see `Schedule.exact`).
     """
 
     def __init__(
-        self, builder: Builder, scaled: Scaled, *, fast: bool, pads_dots: int = 16
+        self,
+        builder: Builder,
+        scaled: Scaled,
+        *,
+        fast: bool,
+        pads_dots: int = 16,
+        exact: bool = False,
     ) -> None:
         self.builder = builder
         self.scaled = scaled
         self.fast = fast
-        self.pads_dots = pads_dots
+        self.pads_dots = 1 if exact else pads_dots
+        self.exact = exact
         self._axes: dict[tuple[Dim, ...], Axis] = {}
 
     # -- Whole dims.
@@ -108,7 +116,7 @@ class Expressions:
         if dims not in self._axes:
             block = 1
             for d in dims:
-                block *= power_of_two(constant_extent(d))
+                block *= self._room(d)
             name = self.builder.name("_".join(d.name for d in dims))
             axis = Axis(name, "whole", max(block, self.pads_dots), dims)
             self._axes[dims] = self.builder.axis(axis)
@@ -119,16 +127,16 @@ class Expressions:
         axis = self.whole_axis(dims)
         b = self.builder
         if len(dims) == 1:
-            tail = axis.block != constant_extent(dims[0])
+            tail = not self.exact and axis.block != constant_extent(dims[0])
             places.bind(dims[0], Place(axis, tail=tail))
             places.bind_ok(axis, self._below(b.positions(axis), dims[0]) if tail else None)
             return axis
         position = b.positions(axis)
         ok: Value | None = None
-        exact = axis.block == math.prod(constant_extent(d) for d in dims)
+        exact = self.exact or axis.block == math.prod(constant_extent(d) for d in dims)
         remaining = position
         for d in reversed(dims):
-            pad = b.constant(power_of_two(constant_extent(d)), DType.I32)
+            pad = b.constant(self._room(d), DType.I32)
             last = d is dims[0]
             at = remaining if last else b.compute("remainder", remaining, pad, hint=f"{d.name}_at")
             remaining = remaining if last else b.compute("quotient", remaining, pad)
@@ -138,6 +146,11 @@ class Expressions:
                 ok = inside if ok is None else b.compute("and", ok, inside)
         places.bind_ok(axis, ok)
         return axis
+
+    def _room(self, dim: Dim) -> int:
+        """Positions set aside for a whole dim."""
+        extent = constant_extent(dim)
+        return max(extent, 1) if self.exact else power_of_two(extent)
 
     def _below(self, at: Value, dim: Dim) -> Value:
         extent = self.builder.constant(constant_extent(dim), DType.I32)
@@ -398,11 +411,12 @@ class Expressions:
         start = 0
         while start < extents[0]:
             left = extents[0] - start
-            block = _CHUNK if left >= _CHUNK else max(self.pads_dots, power_of_two(left))
+            end = left if self.exact else max(self.pads_dots, power_of_two(left))
+            block = _CHUNK if left >= _CHUNK else end
             inner = places.copy()
             axis = self._chunk_axis(dim, block)
             at = self.builder.constant(start, DType.I32)
-            tail = block > left
+            tail = not self.exact and block > left
             inner.bind(dim, Place(axis, start=at if start else None, tail=tail))
             position = inner.position(dim)
             inner.bind_ok(axis, self._below(position, dim) if tail else None)

@@ -67,7 +67,7 @@ class _Lowering:
         self.b = Builder()
         scores = frozenset(_scores(loop))
         scaled = Scaled(LOG2_E, frozenset(schedule.rows), frozenset(loop.loop), scores)
-        self.ex = Expressions(self.b, scaled, fast=_all_sixteen(loop))
+        self.ex = Expressions(self.b, scaled, fast=_all_sixteen(loop), exact=schedule.exact)
         self.places = Places(self.b)
         self.rows: Axis | None = None
         self.cols: Axis | None = None
@@ -114,7 +114,7 @@ class _Lowering:
         grid.append(GridDim(index, count, None, s.descending))
         self.rows = b.axis(Axis("rows", "rows", block, s.rows))
         start = b.compute("mul", index, b.constant(block, DType.I32), hint="row_start")
-        tail = not _divides(block, total)
+        tail = not s.exact and not _divides(block, total)
         self._bind_linear(self.places, self.rows, start, s.rows, total, tail)
         return tuple(grid)
 
@@ -225,8 +225,10 @@ class _Lowering:
         bounds = self.schedule.bounds[number] if number < len(self.schedule.bounds) else None
         if len(dims) > 1:
             bounds = None
-        lo, full_lo, full_hi, hi = self._ranges(bounds, total, places)
-        ragged = not _divides(axis.block, total)
+        exact = self.schedule.exact
+        ranges = self._positions if exact else self._ranges
+        lo, full_lo, full_hi, hi = ranges(bounds, total, places)
+        ragged = not exact and not _divides(axis.block, total)
         values = [v for _, v, _ in carried]
         for start, end, full in (
             (lo, full_lo, False),
@@ -234,10 +236,52 @@ class _Lowering:
             (full_hi, hi, False),
         ):
             holds = frozenset(bounds.holds) if full and bounds is not None else frozenset[Expr]()
-            body = self._tile_body(p, places, axis, total, ragged and not full, linear, holds)
+            tail = ragged and not full
+            base = start if exact else None
+            body = self._tile_body(p, places, axis, total, tail, linear, holds, base)
             now = [(n, v, a) for (n, _, a), v in zip(carried, values, strict=True)]
-            values = list(self.b.loop("tile", start, end, "sweep", axis, now, body, full=full))
+            first, last = (self._zero(), self._tiles_in(start, end)) if exact else (start, end)
+            values = list(
+                self.b.loop(
+                    *("tile", first, last, "sweep", axis, now, body),
+                    full=full,
+                    base=base,
+                    end=end if exact else None,
+                )
+            )
         return tuple(values)
+
+    def _zero(self) -> Value:
+        return self.b.constant(0, DType.I32)
+
+    def _tiles_in(self, start: Value, end: Value) -> Value:
+        """Tiles that cover the positions from start to end."""
+        assert self.cols is not None
+        b, block = self.b, self.cols.block
+        count = b.compute("sub", end, start)
+        rounded = b.compute("add", count, b.constant(block - 1, DType.I32))
+        return b.compute("quotient", rounded, b.constant(block, DType.I32))
+
+    def _positions(
+        self, bounds: Bounds | None, total: Expr, places: Places
+    ) -> tuple[Value, Value, Value, Value]:
+        """lo, full_lo, full_hi, hi of a schedule whose tiles end exactly there."""
+        b, zero = self.b, self._zero()
+        extremes = self._with_extremes(places)
+        end = self._index(total, extremes)
+        if bounds is None:
+            return zero, zero, end, end
+
+        def clip(expr: Expr, low: Value, high: Value) -> Value:
+            at = self._index(simplify(expr), extremes)
+            if b.literal(at) == 0:
+                return low  # nothing is below 0
+            return b.compute("min", b.compute("max", at, low), high)
+
+        hi = clip(bounds.hi, zero, end)
+        lo = clip(bounds.lo, zero, hi)
+        full_lo = clip(bounds.full_lo, lo, hi)
+        return lo, full_lo, clip(bounds.full_hi, full_lo, hi), hi
 
     def _tile_body(
         self,
@@ -248,11 +292,14 @@ class _Lowering:
         tail: bool,
         linear: tuple[tuple[Dim, Value], ...],
         holds: frozenset[Expr],
+        base: Value | None,
     ) -> Callable[[Value, tuple[Value, ...]], Sequence[Value]]:
         def body(tile: Value, values: tuple[Value, ...]) -> Sequence[Value]:
             inner = places.copy()
             block = self.b.constant(axis.block, DType.I32)
             start = self.b.compute("mul", tile, block, hint="col_start")
+            if base is not None:
+                start = self.b.compute("add", base, start, hint="col_start")
             self._bind_linear(inner, axis, start, self.schedule.cols, total, tail)
             return self._step(p, values, inner, (*linear, (None, start)), holds)
 
@@ -468,6 +515,9 @@ class _Lowering:
             if done is not None:
                 return done
         value = self._tile_value(c.body, c.dtype, SUM, ctx)
+        if self.schedule.exact and cols not in value.axes:
+            here = b.compute("ge", b.positions(cols), self._zero())
+            value = b.compute("select", here, value, identity(b, SUM, c.dtype))
         if cols in value.axes:
             part = b.fold(SUM, value, cols, hint=f"{c.name}_tile")
         else:

@@ -30,5 +30,13 @@ def cpu_schedule(loop: Loop, hints: Mapping[str, int], threads: int = 1) -> Sche
     row_block = min(_ROWS, power_of_two(rows)) if base.rows else 1
     col_block = min(_COLS, power_of_two(cols)) if base.cols else 1
     return Schedule(
-        base.grid, base.rows, row_block, base.outer, base.cols, col_block, warps=1, stages=1
+        base.grid,
+        base.rows,
+        row_block,
+        base.outer,
+        base.cols,
+        col_block,
+        warps=1,
+        stages=1,
+        exact=True,
     )
