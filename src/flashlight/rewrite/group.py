@@ -155,7 +155,6 @@ class _Grouping:
         self.groups: list[Group] = []
         self.home: dict[str, Group] = {}
         self.tangent = set(tangents)
-        self.read_as_rows = _rows_read(program)
         self.rows = _Rows(program)
         self.names = {n.name for n in program.nests} | {b.name for b in program.inputs}
 
@@ -294,11 +293,20 @@ class _Grouping:
         results = reads_of(nest.body, self.home)
         if not results or nest.monoid is None:
             return nest if results else None
-        along = {i.dim for load in results for i in load.index if isinstance(i, Index)}
+        along = {
+            i.dim
+            for load in results
+            for axis, i in zip(self._axes_of(load), load.index, strict=True)
+            if axis is None and isinstance(i, Index)
+        }
         if not set(nest.reduced) <= along or not _fits_whole(nest.reduced):
             return None
         body = Reduce(nest.monoid, nest.reduced, nest.body)
         return replace(nest, monoid=None, reduced=(), body=body)
+
+    def _axes_of(self, load: Load) -> list[Dim | None]:
+        """For each axis of a placed result, the kept dim it is in its group, or None."""
+        return self.home[load.buffer.name].axes_of(load.buffer.name)
 
     def _read_by(self, g: Group) -> list[Group]:
         """Groups of which `g` reads a result."""
@@ -332,10 +340,9 @@ class _Grouping:
         Rows of statistics and dims of inner reductions are kept. Of the others a dim of small constant extent is whole if some
         factor of the body does without it: the feature dim of a value.
         """
-        rows = set(self.read_as_rows.get(nest.name, ()))
+        rows: set[Dim] = set()
         for load in reads_of(nest.body, self.home):
-            home = self.home[load.buffer.name]
-            for axis, index in zip(home.axes_of(load.buffer.name), load.index, strict=True):
+            for axis, index in zip(self._axes_of(load), load.index, strict=True):
                 if axis is not None:
                     rows |= free_dims(index)
         for node in walk(nest.body):
@@ -359,24 +366,6 @@ class _Grouping:
                 whole.insert(0, d)
                 break  # a plain matmul: its last dim only
         return tuple(d for d in nest.parallel if d not in whole), tuple(whole)
-
-
-def _rows_read(program: Program) -> dict[str, tuple[Dim, ...]]:
-    """Dims of each nest's result at which a later reduction reads it with its own kept dims."""
-    nests = {n.name: n for n in program.nests}
-    found: dict[str, tuple[Dim, ...]] = {}
-    for nest in program.nests:
-        for load in loads(nest.body):
-            source = nests.get(load.buffer.name)
-            if source is None or not nest.reduced or not source.reduced:
-                continue
-            dims = tuple(
-                d
-                for d, i in zip(source.parallel, load.index, strict=True)
-                if isinstance(i, Index) and i.dim in nest.parallel
-            )
-            found[source.name] = (*found.get(source.name, ()), *dims)
-    return found
 
 
 class _Rows:

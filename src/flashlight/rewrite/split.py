@@ -330,7 +330,7 @@ class Split:
         return ShiftFactor(sum_of(free), sum_of(invariant), body)
 
     def _select(self, c: Expr, a: Expr, b: Expr, e: Expr) -> Terms | None:
-        if self.reads_final(c) and not self.varies(c):
+        if not self.varies(c):
             return self._select_rows(c, a, b, e)
         if self.reads_final(c):
             condition = self._plain(c)
