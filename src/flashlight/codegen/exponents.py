@@ -8,7 +8,7 @@ a factor leaves a maximum only if it is positive, finite and free of the loop.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from flashlight.ir.dtypes import DType
@@ -30,7 +30,7 @@ from flashlight.ir.exprs import (
 )
 from flashlight.ir.monoids import MAX, MIN, SUM
 from flashlight.ir.nests import Carry, Give, Loop, Pass, Shift
-from flashlight.ir.visit import free_dims, replace_loads, rewrite
+from flashlight.ir.visit import children, free_dims, replace_loads, rewrite
 
 LOG2_E = 1.4426950408889634
 
@@ -197,12 +197,14 @@ class Scaled:
         factor: the constant.
         rows, cols: dims of the tile; what lacks either is a vector, and cheap to multiply.
         shared: expressions that are computed anyway (scores whose maximum is taken): they stay as they are.
+        wide: exponents may come near the largest float, so that only their differences may be multiplied.
     """
 
     factor: float
     rows: frozenset[Dim]
     cols: frozenset[Dim]
     shared: frozenset[Expr]
+    wide: bool = False
 
     def __call__(self, expr: Expr) -> Expr:
         """factor * expr."""
@@ -213,7 +215,9 @@ class Scaled:
                 return Const(float(value) * self.factor, dtype if dtype.is_float else DType.F32)
             case Unary("neg", x):
                 return neg(self(x))
-            case Binary(("add" | "sub") as op, a, b) if self._is_cheap(a) or self._is_cheap(b):
+            case Binary(("add" | "sub") as op, a, b) if not self.wide and (
+                self._is_cheap(a) or self._is_cheap(b)
+            ):
                 return Binary(op, self(a), self(b))
             case _:
                 return self._plain(expr)
@@ -227,3 +231,36 @@ class Scaled:
         if scale is None:
             return mul(expr, Const(self.factor, DType.F32))
         return mul(rest, _product(scale, Const(self.factor, DType.F32)))
+
+
+HUGE = 1e37
+"""log2(e) times a finite float from here on may be infinite, and infinity minus infinity is NaN."""
+
+
+def may_be_huge(loop: Loop) -> bool:
+    """Whether a score may come near the largest float: a fill with the least float, or a mask that is added and not known."""
+    for carry in loop.carries:
+        if carry.monoid not in (MAX, MIN):
+            continue
+        for node in outside_sums(carry.body):
+            match node:
+                case Const(value, dtype) if dtype.is_float and HUGE <= abs(value) < math.inf:
+                    return True
+                case Load(buffer, _) if buffer.dtype.is_float and free_dims(node) & set(loop.loop):
+                    return True
+                case _:
+                    pass
+    return False
+
+
+def outside_sums(expr: Expr) -> Iterator[Expr]:
+    """Subexpressions that are not operands of an inner reduction."""
+    seen: set[Expr] = set()
+    todo = [expr]
+    while todo:
+        node = todo.pop()
+        if node in seen or isinstance(node, Reduce):
+            continue
+        seen.add(node)
+        yield node
+        todo.extend(children(node))

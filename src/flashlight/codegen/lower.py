@@ -11,7 +11,7 @@ from itertools import combinations
 from flashlight.codegen.blocks import Axis, GridDim, Kernel, Subscript, Value, walk
 from flashlight.codegen.blocks import Fetch as FetchOp
 from flashlight.codegen.builder import Builder, unsupported
-from flashlight.codegen.exponents import LOG2_E, Scaled, anchored, prepare
+from flashlight.codegen.exponents import LOG2_E, Scaled, anchored, may_be_huge, prepare
 from flashlight.codegen.expressions import (
     Context,
     Expressions,
@@ -66,7 +66,8 @@ class _Lowering:
         self.name = name
         self.b = Builder()
         scores = frozenset(_scores(loop))
-        scaled = Scaled(LOG2_E, frozenset(schedule.rows), frozenset(loop.loop), scores)
+        wide = may_be_huge(loop)
+        scaled = Scaled(LOG2_E, frozenset(schedule.rows), frozenset(loop.loop), scores, wide)
         self.ex = Expressions(self.b, scaled, fast=_all_sixteen(loop), exact=schedule.exact)
         self.places = Places(self.b)
         self.rows: Axis | None = None
@@ -499,11 +500,15 @@ class _Lowering:
     ) -> Value:
         """~new - ~old of an expression of carries, in base two if `scaled` (f32 only)."""
         anchor = anchored(expr)
-        if scaled and dtype is DType.F32:
+        scaled = scaled and dtype is DType.F32
+        if scaled and not self.ex.scaled.wide:
             anchor = self.ex.scaled(anchor)
         new = self.ex.typed(anchor, dtype, now)
         old = self.ex.typed(anchor, dtype, before)
-        return self.b.compute("sub", new, old, dtype=dtype)
+        change = self.b.compute("sub", new, old, dtype=dtype)
+        if scaled and self.ex.scaled.wide:
+            return self.b.compute("mul", change, self.b.constant(LOG2_E, dtype))
+        return change
 
     def _accumulated(self, c: Carry, moved: Value, ctx: Context) -> Value:
         """moved + the sum over this tile, as one dot with accumulator where the body's factors split."""

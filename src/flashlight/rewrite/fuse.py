@@ -41,7 +41,7 @@ def fuse(program: Program) -> Program:
     for nest in program.nests:
         body = replace_loads(nest.body, lambda load: _pointwise_value(load, done))
         body = _demote(nest, simplify(body), done, outputs)
-        done[nest.name] = replace(nest, body=simplify(body))
+        done[nest.name] = _merged_sum(replace(nest, body=simplify(body)))
     return _reachable(program.with_statements(tuple(done.values())))
 
 
@@ -74,6 +74,14 @@ def _demote(reader: Nest, body: Expr, done: dict[str, Nest], outputs: set[str]) 
         return value_at(nest, load.index)
 
     return replace_loads(body, rule)
+
+
+def _merged_sum(nest: Nest) -> Nest:
+    """A sum whose body is nothing but a sum is one sum over the dims of both."""
+    whole = simplify(Reduce(SUM, nest.reduced, nest.body)) if nest.monoid is SUM else None
+    if isinstance(whole, Reduce) and set(nest.reduced) < set(whole.dims):
+        return replace(nest, reduced=whole.dims, body=whole.body)
+    return nest
 
 
 def is_flat_contraction(nest: Nest | None) -> bool:

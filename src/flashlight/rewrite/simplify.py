@@ -490,11 +490,26 @@ def _reduce(expr: Reduce) -> Expr | None:
         inner = Reduce(monoid, rest, body) if rest else _as(body, dtype_of(expr))
         times = math.prod(int(d.extent.value) for d in unused if isinstance(d.extent, Const))
         return inner if monoid is not SUM else mul(inner, const(times, dtype_of(expr)))
+    if (
+        monoid is SUM
+        and isinstance(inner_sum := _unrounded(body), Reduce)
+        and inner_sum.monoid is SUM
+    ):
+        return Reduce(SUM, (*dims, *inner_sum.dims), inner_sum.body)
     if monoid is SUM and dtype_of(expr).is_float:
         scalar, rest_body = _pull_factor(body, frozenset(dims))
         if scalar is not None:
             return mul(Reduce(SUM, dims, rest_body), scalar)
     return None
+
+
+def _unrounded(expr: Expr) -> Expr:
+    """A sum without the rounding of its result to 16 bits: what is added up stays in f32."""
+    match expr:
+        case Cast(Reduce() as x, DType.F16 | DType.BF16):
+            return x
+        case _:
+            return expr
 
 
 def _pull_factor(body: Expr, bound: frozenset[object]) -> tuple[Expr | None, Expr]:
