@@ -21,6 +21,8 @@ def _product(lift: Lifter, node: torch.fx.Node, a: Value, b: Value, dtype: DType
     """sum over the last axis of a and the second last of b; leading axes are shared."""
     if not dtype.is_float:
         raise NoRuleError("a product of integer matrices")
+    if a.dtype is not b.dtype:
+        raise NoRuleError("a product of matrices of two types, which is an error in PyTorch")
     shape = (*a.shape[:-1], b.shape[-1]) if len(b.shape) > 1 else a.shape[:-1]
     rows = len(a.shape) - 2
     batch = [_both(a.factors[i], b.factors[i]) for i in range(rows)]
