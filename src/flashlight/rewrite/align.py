@@ -10,6 +10,7 @@ from itertools import islice, permutations, product
 from flashlight.ir.exprs import Const, Dim, Expr, Index, Load, Reduce
 from flashlight.ir.nests import Nest, Program
 from flashlight.ir.visit import children, free_dims, fresh_name, loads, rewrite, substitute, walk
+from flashlight.rewrite.simplify import simplify
 
 MOST_MATCHINGS = 64
 """So many ways to pair dims of equal extents are compared; programs have one or two."""
@@ -151,13 +152,13 @@ def _whole_matching(whole: Sequence[Dim], frame: Frame) -> dict[Dim, Dim]:
 
 
 def renamed_nest(nest: Nest, mapping: Mapping[Dim, Dim]) -> Nest:
-    """The nest on other dims."""
+    """The nest on other dims; simplified again, since sums of positions are ordered by name."""
     index: dict[Dim, Expr] = {a: Index(b) for a, b in mapping.items() if a is not b}
     return replace(
         nest,
         parallel=tuple(mapping.get(d, d) for d in nest.parallel),
         reduced=tuple(mapping.get(d, d) for d in nest.reduced),
-        body=substitute(nest.body, index),
+        body=simplify(substitute(nest.body, index)),
     )
 
 
