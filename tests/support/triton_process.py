@@ -97,6 +97,7 @@ def _run(case: Case) -> dict[str, Any]:
     from flashlight.ir.text import parse_program
     from flashlight.rewrite.tile import HOPPER, evaluate
     from flashlight.runtime import gpu
+    from flashlight.runtime.types import TORCH_TYPES
 
     program = parse_program(case.program)
     if case.optimize:
@@ -108,9 +109,9 @@ def _run(case: Case) -> dict[str, Any]:
     arrays, tensors = {}, []
     for buffer in program.inputs:
         shape = [evaluate(e, case.sizes) for e in buffer.shape]
-        dtype = gpu.TORCH_TYPES[buffer.dtype]
+        dtype = TORCH_TYPES[buffer.dtype]
         if buffer.dtype.is_float:
-            tensor = torch.from_numpy(rng.standard_normal(shape) * case.scale).to(dtype)
+            tensor = torch.from_numpy(np.asarray(rng.standard_normal(shape) * case.scale)).to(dtype)
         elif buffer.dtype.value == "bool":
             tensor = torch.from_numpy(rng.random(shape) < 0.7)
         else:
@@ -122,15 +123,14 @@ def _run(case: Case) -> dict[str, Any]:
     expected = interpret(program, arrays, sizes=case.sizes)
     steps = []
     for n, loop in enumerate(program.loops):
-        schedule = gpu.schedule_for(
-            program, loop, case.sizes, replace(HOPPER, tma=case.descriptors)
-        )
+        model = replace(HOPPER, tma=case.descriptors)
+        schedule = gpu.schedules_for(program, loop, case.sizes, model)[0]
         blocks = {
             "row_block": case.row_block if schedule.rows else None,
             "col_block": case.col_block,
         }
         schedule = replace(schedule, **{k: v for k, v in blocks.items() if v})
-        steps.append(gpu._Step.scheduled(program, loop, schedule, n))
+        steps.append(gpu.Step.of(program, n, [schedule], "off"))
     executable = gpu.GpuExecutable(program, steps, case.sizes)
     results = executable(tensors, [case.sizes[s.name] for s in program.sizes])
     errors, same = {}, True

@@ -87,6 +87,9 @@ def emit(kernel: Kernel, choices: Choices, header: Sequence[str] = ()) -> Source
     return _Emitter(kernel, choices).source(header)
 
 
+_MOST_DIMS = 5  # of a tile descriptor
+
+
 def descriptor_candidates(kernel: Kernel) -> frozenset[str]:
     """Names of buffers that descriptors could read: tiles of spans, fetched in a sweep."""
     found: dict[str, bool] = {}
@@ -102,14 +105,14 @@ def descriptor_candidates(kernel: Kernel) -> frozenset[str]:
 
 def _is_describable(op: Fetch, root: frozenset[Value]) -> bool:
     spans = [s for s in op.index if isinstance(s, Span)]
-    points = [s for s in op.index if isinstance(s, Point)]
+    moving = [s for s in op.index if isinstance(s, Point) and not (s.at is None or s.at in root)]
     return (
         len(spans) == 2
-        and len(spans) + len(points) == len(op.index)
+        and not any(isinstance(s, Gather) for s in op.index)
         and len({s.axis for s in spans}) == 2
         and all(s.step == 1 and 8 <= s.axis.block <= 256 for s in spans)
         and not op.masks
-        and all(p.at is None or p.at in root for p in points)
+        and len(spans) + len(moving) <= _MOST_DIMS
         and op.buffer.dtype in (DType.F16, DType.BF16, DType.F32)
     )
 
@@ -396,7 +399,9 @@ class _Emitter:
             )
         self.line(f"for {index} in {maker}({bounds}{options}):")
         if self.choices.target == "interpret":  # there the index may be a Python int
-            self.lines.append("    " * (self.depth + 1) + f"{index} = tl.full([], {index}, tl.int32)")
+            self.lines.append(
+                "    " * (self.depth + 1) + f"{index} = tl.full([], {index}, tl.int32)"
+            )
         self.nested(op.body, op.slots)
         if index not in names:
             self.names.discard(index)
@@ -546,22 +551,20 @@ class _Emitter:
                 continue
             axes = _axes_of(self.kernel, op.index, op.masks)
             scalars = [s for s in op.index if not isinstance(s, Gather)]
-            base, _, _ = self.terms_known(op.buffer, op.index)
+            base = self.terms_known(op.buffer, op.index)
             self.named_base(op.buffer, base)
             if len(scalars) == len(op.index):
                 tile = self.terms_tile(op.buffer, op.index, axes)
                 self.named_tile(op.buffer, tile)
 
-    def terms_known(
-        self, buffer: Buffer, index: tuple[Subscript, ...]
-    ) -> tuple[list[str], list[str], list[str]]:
+    def terms_known(self, buffer: Buffer, index: tuple[Subscript, ...]) -> list[str]:
         """The scalar terms known outside all loops (others may have no text yet)."""
         base = []
         for n, s in enumerate(index):
             at = s.start if isinstance(s, Span) else s.at
             if not isinstance(s, Gather) and at is not None and at in self.root:
                 base.append(f"{self.wide(at)} * {self.stride(buffer, n)}")
-        return base, [], []
+        return base
 
     def terms_tile(
         self, buffer: Buffer, index: tuple[Subscript, ...], axes: tuple[Axis, ...]
@@ -621,17 +624,25 @@ class _Emitter:
         starts = []
         for n in order:
             s = op.index[n]
-            assert isinstance(s, Span)
-            starts.append("0" if s.start is None else _stripped(self.value(s.start)))
+            assert not isinstance(s, Gather)
+            at = s.start if isinstance(s, Span) else s.at
+            starts.append("0" if at is None else _stripped(self.value(at)))
         text = f"{name}.load([{', '.join(starts)}])"
         loaded = tuple(s.axis for n in order if isinstance(s := op.index[n], Span))
+        if len(loaded) < len(order):
+            text = f"{text}.reshape({_shape(loaded)})"
         return text if loaded == op.result.axes else f"tl.trans({text})"
 
     def descriptor_order(self, op: Fetch) -> list[int]:
-        """Buffer axes of the spans, the one of stride 1 last."""
+        """Buffer axes that the descriptor ranges over, the one of stride 1 last: those of spans and of points that loops move."""
         unit = self.choices.descriptors[op.buffer.name]
-        spans = [n for n, s in enumerate(op.index) if isinstance(s, Span)]
-        return [n for n in spans if n != unit] + [unit]
+        ranging = [
+            n
+            for n, s in enumerate(op.index)
+            if isinstance(s, Span)
+            or (isinstance(s, Point) and s.at is not None and s.at not in self.root)
+        ]
+        return [n for n in ranging if n != unit] + [unit]
 
     def descriptor(self, op: Fetch) -> str | None:
         """The descriptor a fetch reads through, made before the loop; None if it reads by pointers."""
@@ -641,10 +652,10 @@ class _Emitter:
         if not isinstance(op.index[unit], Span):
             return None
         order = self.descriptor_order(op)
-        base, _, _ = self.terms_known(
+        base = self.terms_known(
             op.buffer, tuple(Point(None) if isinstance(s, Span) else s for s in op.index)
         )
-        blocks = tuple(s.axis.block for n in order if isinstance(s := op.index[n], Span))
+        blocks = tuple(s.axis.block if isinstance(s := op.index[n], Span) else 1 for n in order)
         key = ("descriptor", op.buffer.name, *base, *order, *blocks)
         if key not in self.descriptors:
             if self.depth != 1:

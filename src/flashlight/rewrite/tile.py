@@ -119,7 +119,7 @@ class Device:
     """
 
     unit: Unit = "gpu"
-    registers: int = 240
+    registers: int = 246
     shared: int = 227 * 1024
     units: int = 132
     tma: bool = True
@@ -462,9 +462,11 @@ def registers(f: Footprint, s: Schedule) -> int:
 
     Calibrated on what ptxas reports for sm_90: within a tenth for one to three dots.
     """
-    pairs = s.row_block * s.col_block * (max(1, f.dots) * (1 + f.single) + f.wide)
+    scores = (1 + 0.25 * max(0, f.dots - 1)) * (1 + f.single)
+    pairs = s.row_block * s.col_block * (scores + f.wide)
     tiles = (s.row_block * f.accumulated + pairs) / (32 * s.warps)
     fixed = 26 + 30 * max(0, f.dots - 1) + (100 if f.positions else 0)
+    fixed += 30 if s.warps > 4 and s.row_block < 16 * s.warps else 0  # weights cross warps
     along = (f.vectors + (1 if f.masked else 0)) * s.col_block // 4
     return int(tiles * (2 if f.double else 1)) + fixed + along
 

@@ -1,44 +1,45 @@
 """Triton kernels at run time: choose a schedule, write the module, launch by the tensors' strides.
 
-The kernel for a call depends on facts about its tensors (alignment and strides that descriptors need, spans beyond 2^31), so
-each loop keeps one compiled variant for each combination of facts that has been met.
+The code for a call depends on facts about its tensors (alignment and strides that descriptors need, spans beyond 2^31), so each
+loop keeps one plan for each combination of facts that has been met: a schedule, chosen at the first call, and its compiled kernel.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 
+from flashlight import trace
 from flashlight.codegen.blocks import Kernel
 from flashlight.codegen.lower import lower
 from flashlight.codegen.triton import Choices, Precision, Source, descriptor_candidates, emit
 from flashlight.errors import CompileError, Refusal
-from flashlight.ir.dtypes import DType
 from flashlight.ir.exprs import Buffer
 from flashlight.ir.nests import Loop, Program
 from flashlight.ir.text import print_statement
 from flashlight.rewrite.bounds import loop_bounds
-from flashlight.rewrite.tile import AMPERE, HOPPER, Device, Schedule, default_schedule, evaluate
+from flashlight.rewrite.split_keys import parts_for, split_keys, why_not_split
+from flashlight.rewrite.tile import (
+    AMPERE,
+    HOPPER,
+    Device,
+    Schedule,
+    candidates,
+    evaluate,
+    extent_of,
+    instances,
+    with_bounds,
+)
 from flashlight.runtime import cache
 from flashlight.runtime.executable import KernelInfo
+from flashlight.runtime.tune import Mode, Trial, choose, remember, remembered, variations
+from flashlight.runtime.types import TORCH_TYPES
 
-TORCH_TYPES = {
-    DType.BOOL: torch.bool,
-    DType.U8: torch.uint8,
-    DType.I8: torch.int8,
-    DType.I16: torch.int16,
-    DType.I32: torch.int32,
-    DType.I64: torch.int64,
-    DType.F16: torch.float16,
-    DType.BF16: torch.bfloat16,
-    DType.F32: torch.float32,
-    DType.F64: torch.float64,
-}
 _LARGE_STRIDE = 1 << 23  # a stride from which an offset within a tile could pass 2^31
 _INTERPRETING = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
@@ -47,174 +48,256 @@ def build(
     program: Program, device: torch.device, options: Any, hints: Mapping[str, int]
 ) -> GpuExecutable | Refusal:
     """Compile a program of loops for a CUDA device."""
-    target = device_model(device)
+    if len(program.loops) != len(program.statements):
+        return Refusal("not-loops", "Every statement must be a loop before code is generated.")
+    model = device_model(device)
+    program = with_split_keys(program, hints, model)
+    mode: Mode = getattr(options, "tune", "off")
     try:
-        steps = tuple(_Step.of(program, loop, hints, target, n) for n, loop in _numbered(program))
+        steps = [
+            Step.of(program, n, schedules_for(program, loop, hints, model), mode)
+            for n, loop in enumerate(program.loops)
+        ]
     except CompileError as error:
         return Refusal("tile-form", str(error))
-    return GpuExecutable(program, steps, dict(hints))
-
-
-def _numbered(program: Program) -> list[tuple[int, Loop]]:
-    loops = program.loops
-    if len(loops) != len(program.statements):
-        msg = "Every statement must be a loop before code is generated."
-        raise CompileError(msg)
-    return list(enumerate(loops))
+    return GpuExecutable(program, steps, hints)
 
 
 def device_model(device: torch.device) -> Device:
     """What the tiling must know of this device."""
-    if device.type != "cuda":
+    if device.type != "cuda" or not torch.cuda.is_available():
         return HOPPER
     properties = torch.cuda.get_device_properties(device)
-    base = HOPPER if properties.major >= 9 else AMPERE
+    base = HOPPER if properties.major >= 9 and torch.version.hip is None else AMPERE
     shared = getattr(properties, "shared_memory_per_block_optin", base.shared)
     return replace(base, shared=shared, units=properties.multi_processor_count)
 
 
-def schedule_for(
+def schedules_for(
     program: Program, loop: Loop, hints: Mapping[str, int], device: Device
-) -> Schedule:
-    """The default schedule with the bounds of its passes."""
-    return with_bounds(program, loop, default_schedule(loop, hints, device))
-
-
-def with_bounds(program: Program, loop: Loop, schedule: Schedule) -> Schedule:
-    """A schedule whose passes skip what their masks exclude; then the heaviest row tiles come first."""
-    if len(schedule.cols) != 1:
-        return schedule
+) -> list[Schedule]:
+    """Schedules for a loop, the preferred first, their passes skipping what masks exclude."""
+    found = candidates(loop, hints, device)
+    first = found[0]
+    if len(first.cols) != 1:
+        return found
     inputs = frozenset(b.name for b in program.inputs)
-    bounds = loop_bounds(loop, inputs, schedule.rows, schedule.cols[0])
-    if not any(bounds):
-        return schedule
-    return replace(schedule, bounds=bounds, descending=True)
+    bounds = loop_bounds(loop, inputs, first.rows, first.cols[0])
+    return [with_bounds(s, bounds, hints) for s in found]
+
+
+def with_split_keys(program: Program, hints: Mapping[str, int], device: Device) -> Program:
+    """The program with long loops of few program instances cut into parts that fill the device."""
+    for loop in program.loops:
+        if why_not_split(loop) is not None or not loop.loop:
+            continue
+        schedule = candidates(loop, hints, device)[0]
+        parts = parts_for(instances(schedule, hints), extent_of(loop.loop[0], hints), device.units)
+        if parts > 1:
+            program = split_keys(program, loop, parts)
+    return program
 
 
 @dataclass(frozen=True)
-class _Facts:
-    """What a variant of a kernel was compiled for."""
+class Facts:
+    """What the code of a call depends on.
 
-    descriptors: tuple[tuple[str, int], ...]
-    wide: bool
-    precision: Precision
+    Attributes:
+        descriptors: for each buffer that descriptors could read, its axis of stride 1, or -1 where strides or alignment forbid.
+        wide: some offset within a tile could pass 2^31.
+        precision: of f32 dots.
+    """
+
+    descriptors: tuple[tuple[str, int], ...] = ()
+    wide: bool = False
+    precision: Precision = "ieee"
 
 
-@dataclass
-class _Variant:
-    """A module that has been loaded."""
+@dataclass(frozen=True)
+class Plan:
+    """A schedule with its kernel, its source for some facts, and the loaded function."""
 
+    schedule: Schedule
+    kernel: Kernel
     source: Source
     function: Any
 
 
 @dataclass
-class _Step:
-    """One loop of the program, ready to launch."""
+class Step:
+    """One loop of the program, ready to launch.
+
+    Attributes:
+        schedules: the preferred first.
+        kernel: the block program of the preferred schedule.
+        readable: buffers that descriptors could read.
+        plans: by facts, chosen at the first call that has them.
+    """
 
     loop: Loop
-    schedule: Schedule
-    kernel: Kernel
+    name: str
     text: str
-    candidates: frozenset[str]
-    variants: dict[_Facts, _Variant] = field(default_factory=dict)
+    schedules: tuple[Schedule, ...]
+    kernel: Kernel
+    readable: tuple[str, ...]
+    mode: Mode
+    plans: dict[Facts, Plan] = field(default_factory=dict)
 
     @staticmethod
-    def of(
-        program: Program, loop: Loop, hints: Mapping[str, int], device: Device, number: int
-    ) -> _Step:
-        schedule = schedule_for(program, loop, hints, device)
-        return _Step.scheduled(program, loop, schedule, number)
-
-    @staticmethod
-    def scheduled(program: Program, loop: Loop, schedule: Schedule, number: int) -> _Step:
+    def of(program: Program, number: int, schedules: Sequence[Schedule], mode: Mode) -> Step:
+        loop = program.loops[number]
         suffix = f"_{number}" if len(program.loops) > 1 else ""
         name = _identifier(program.name) + suffix
-        kernel = lower(loop, schedule, name)
-        candidates = descriptor_candidates(kernel) if schedule.tma else frozenset[str]()
-        return _Step(loop, schedule, kernel, print_statement(loop), candidates)
+        kernel = lower(loop, schedules[0], name)
+        readable = tuple(sorted(descriptor_candidates(kernel))) if schedules[0].tma else ()
+        return Step(loop, name, print_statement(loop), tuple(schedules), kernel, readable, mode)
 
-    def facts(self, tensors: Mapping[str, torch.Tensor]) -> _Facts:
-        descriptors = tuple(
-            (name, unit)
-            for name in sorted(self.candidates)
-            if (unit := describable_axis(tensors[name])) is not None
-        )
-        wide = any(
-            stride >= _LARGE_STRIDE and size > 1
-            for t in tensors.values()
-            for stride, size in zip(t.stride(), t.shape, strict=True)
-            if stride * size >= 1 << 31
-        )
-        return _Facts(descriptors, wide, f32_precision())
+    # -- Sources.
 
-    def variant(self, facts: _Facts) -> _Variant:
-        found = self.variants.get(facts)
-        if found is None:
-            source = self.source(facts)
-            found = self.variants[facts] = _Variant(source, load_function(source))
-        return found
+    def facts(self, tensors: Mapping[str, torch.Tensor]) -> Facts:
+        descriptors = tuple((name, describable_axis(tensors[name])) for name in self.readable)
+        return Facts(descriptors, any(map(is_wide, tensors.values())), f32_precision())
 
-    def source(self, facts: _Facts) -> Source:
-        target: Literal["cuda", "hip", "interpret"] = "cuda"
+    def source(self, schedule: Schedule, kernel: Kernel, facts: Facts) -> Source:
+        target: Literal["cuda", "hip", "interpret"] = "hip" if torch.version.hip else "cuda"
         if _INTERPRETING:
             target = "interpret"
-        elif torch.version.hip:
-            target = "hip"
-        choices = Choices(dict(facts.descriptors), facts.precision, facts.wide, target)
-        header = [
-            "Generated by Flashlight from this loop:",
-            *self.text.splitlines(),
-            "",
-            f"schedule: {self.schedule}",
-        ]
-        return emit(self.kernel, choices, header)
+        described = {n: axis for n, axis in facts.descriptors if axis >= 0 and schedule.tma}
+        choices = Choices(described, facts.precision, facts.wide, target)
+        header = ["Generated by Flashlight from", *self.text.splitlines(), f"with {schedule}"]
+        return emit(kernel, choices, header)
+
+    def plan(self, schedule: Schedule, facts: Facts) -> Plan:
+        same = schedule == self.schedules[0]
+        kernel = self.kernel if same else lower(self.loop, schedule, self.name)
+        source = self.source(schedule, kernel, facts)
+        return Plan(schedule, kernel, source, load_function(source))
+
+    # -- Launching.
 
     def launch(self, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> None:
-        variant = self.variant(self.facts(tensors))
-        grid = 1
-        for g in self.kernel.grid:
-            grid *= evaluate(g.count, sizes)
-        if grid == 0:
-            return
-        arguments: list[Any] = []
-        for p in variant.source.parameters:
-            match p.kind:
-                case "pointer":
-                    arguments.append(tensors[p.of])
-                case "stride":
-                    arguments.append(tensors[p.of].stride(p.axis))
-                case "size":
-                    arguments.append(sizes[p.of])
-        if variant.source.uses_descriptors:
-            _set_allocator()
-        variant.function[(grid,)](
-            *arguments, num_warps=self.schedule.warps, num_stages=self.schedule.stages
+        facts = self.facts(tensors)
+        plan = self.plans.get(facts)
+        if plan is None:
+            if not all(evaluate(g.count, sizes) for g in self.kernel.grid):
+                return
+            plan = self.plans[facts] = self.choose(facts, tensors, sizes)
+        start(plan, tensors, sizes)
+
+    def choose(
+        self, facts: Facts, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
+    ) -> Plan:
+        """The plan for calls with these facts."""
+        if _INTERPRETING:
+            return self.plan(self.schedules[0], facts)
+        if torch.cuda.is_current_stream_capturing():
+            return self.plan(self.schedules[0], facts)
+        key = self.key(facts, tensors, sizes)
+        known = remembered(key, self.schedules[0])
+        if known is not None:
+            return self.plan(known, facts)
+        reference: dict[str, torch.Tensor] = {}
+
+        def trial(schedule: Schedule, timed: bool) -> Trial | None:
+            return self.trial(schedule, timed, facts, tensors, sizes, reference)
+
+        schedule = choose(variations(self.schedules, self.mode), self.mode, trial)
+        trace.say(2, "tune", "%s: %s", self.name, schedule)
+        remember(key, schedule)
+        return self.plan(schedule, facts)
+
+    def key(
+        self, facts: Facts, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
+    ) -> dict[str, str]:
+        """What a tuned schedule is for: the loop, the class of sizes, the device and the versions."""
+        import triton
+
+        device = next(iter(tensors.values())).device
+        classes = {name: max(0, n - 1).bit_length() for name, n in sizes.items()}
+        return {
+            "kind": "schedule",
+            "program": self.text,
+            "facts": repr(facts),
+            "sizes": repr(sorted(classes.items())),
+            "mode": self.mode,
+            "device": torch.cuda.get_device_name(device),
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "package": cache.package_fingerprint(),
+        }
+
+    def trial(
+        self,
+        schedule: Schedule,
+        timed: bool,
+        facts: Facts,
+        tensors: Mapping[str, torch.Tensor],
+        sizes: Mapping[str, int],
+        reference: dict[str, torch.Tensor],
+    ) -> Trial | None:
+        """Run a schedule on the call's own tensors; results of the first become the reference of the others."""
+        from triton.runtime.errors import OutOfResources, PTXASError
+
+        try:
+            plan = self.plan(schedule, facts)
+            compiled = start(plan, tensors, sizes)
+        except (OutOfResources, PTXASError, CompileError):
+            return None
+        spills = int(getattr(compiled, "n_spills", 0) or 0)
+        names = [g.name for g in self.loop.gives]
+        agrees = all(_close(tensors[n], reference[n]) for n in names if n in reference)
+        if timed and not reference:
+            reference.update({n: tensors[n].clone() for n in names})
+        if not timed:
+            return Trial(spills)
+        return Trial(spills, milliseconds(lambda: start(plan, tensors, sizes)), agrees)
+
+    def info(self, hints: Mapping[str, int]) -> KernelInfo:
+        plan = next(iter(self.plans.values()), None)
+        schedule = plan.schedule if plan else self.schedules[0]
+        default = Facts(tuple((n, _last_axis(self.kernel, n)) for n in self.readable))
+        source = plan.source if plan else self.source(schedule, self.kernel, default)
+        return KernelInfo(
+            name=self.name,
+            program=self.text,
+            source=source.text,
+            language="triton",
+            grid=instances(schedule, hints),
+            passes=sum(bool(p.carries) for p in self.loop.passes),
+            config=str(schedule),
         )
 
-    def info(self, sizes: Mapping[str, int]) -> KernelInfo:
-        grid = 1
-        for g in self.kernel.grid:
-            grid *= evaluate(g.count, sizes, unknown=1)
-        facts = next(iter(self.variants), None) or _Facts((), False, f32_precision())
-        return KernelInfo(
-            name=self.kernel.name,
-            program=self.text,
-            source=self.source(facts).text,
-            language="triton",
-            grid=grid,
-            passes=sum(bool(p.carries) for p in self.loop.passes),
-            config=str(self.schedule),
-        )
+
+def start(plan: Plan, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> Any:
+    """Launch a kernel; returns what Triton compiled."""
+    grid = 1
+    for g in plan.kernel.grid:
+        grid *= evaluate(g.count, sizes)
+    if grid == 0:
+        return None
+    arguments: list[Any] = []
+    for p in plan.source.parameters:
+        match p.kind:
+            case "pointer":
+                arguments.append(tensors[p.of])
+            case "stride":
+                arguments.append(tensors[p.of].stride(p.axis))
+            case "size":
+                arguments.append(sizes[p.of])
+    if plan.source.uses_descriptors:
+        _set_allocator()
+    return plan.function[(grid,)](
+        *arguments, num_warps=plan.schedule.warps, num_stages=plan.schedule.stages
+    )
 
 
 class GpuExecutable:
     """A program compiled for a GPU; see `runtime.executable.Executable`."""
 
-    def __init__(self, program: Program, steps: Sequence[_Step], hints: Mapping[str, int]) -> None:
+    def __init__(self, program: Program, steps: Sequence[Step], hints: Mapping[str, int]) -> None:
         self.program = program
         self.steps = tuple(steps)
-        self.hints = hints
+        self.hints = dict(hints)
 
     @property
     def kernels(self) -> tuple[KernelInfo, ...]:
@@ -223,13 +306,16 @@ class GpuExecutable:
     def __call__(self, inputs: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
         known = {s.name: int(n) for s, n in zip(self.program.sizes, sizes, strict=True)}
         tensors = {b.name: t for b, t in zip(self.program.inputs, inputs, strict=True)}
-        device = inputs[0].device if inputs else torch.device("cpu")
+        device = inputs[0].device
         for step in self.steps:
             for give in step.loop.gives:
                 tensors[give.name] = empty(give.buffer, known, device)
-            used = {b.name for b in (*step.kernel.reads, *step.kernel.writes)}
-            step.launch({name: tensors[name] for name in used}, known)
+            used = (*step.kernel.reads, *step.kernel.writes)
+            step.launch({b.name: tensors[b.name] for b in used}, known)
         return [tensors[name] for name in self.program.outputs]
+
+
+# -- Facts about tensors.
 
 
 def empty(buffer: Buffer, sizes: Mapping[str, int], device: torch.device) -> torch.Tensor:
@@ -238,27 +324,40 @@ def empty(buffer: Buffer, sizes: Mapping[str, int], device: torch.device) -> tor
     return torch.empty(shape, dtype=TORCH_TYPES[buffer.dtype], device=device)
 
 
-def describable_axis(t: torch.Tensor) -> int | None:
-    """The axis of stride 1 if a tile descriptor can read the tensor: 16-byte aligned base and strides."""
+def describable_axis(t: torch.Tensor) -> int:
+    """The axis of stride 1 if a tile descriptor can read the tensor (16-byte aligned base and strides), else -1."""
     if t.data_ptr() % 16:
-        return None
-    unit = next((n for n in reversed(range(t.dim())) if t.stride(n) == 1 and t.shape[n] > 1), None)
-    if unit is None:
-        return None
-    size = t.element_size()
-    strides = [s for n, s in enumerate(t.stride()) if n != unit and t.shape[n] > 1]
-    if any(s * size % 16 or s <= 0 for s in strides):
-        return None
+        return -1
+    return unit_axis(t.shape, t.stride(), t.element_size())
+
+
+def unit_axis(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> int:
+    """The axis of stride 1 if all other strides are positive multiples of 16 bytes, else -1."""
+    axes = [n for n in range(len(shape)) if shape[n] > 1]
+    unit = next((n for n in reversed(axes) if strides[n] == 1), -1)
+    if any(strides[n] <= 0 or strides[n] * itemsize % 16 for n in axes if n != unit):
+        return -1
     return unit
+
+
+def is_wide(t: torch.Tensor) -> bool:
+    """Whether an offset within a tile of the tensor could pass 2^31."""
+    return any(
+        size > 1 and stride >= _LARGE_STRIDE and size * stride >= 1 << 31
+        for size, stride in zip(t.shape, t.stride(), strict=True)
+    )
 
 
 def f32_precision() -> Precision:
     """How exact dots of f32 operands must be: torch's float32 matmul precision."""
-    match torch.get_float32_matmul_precision():
-        case "highest":
-            return "ieee"
-        case _:
-            return "tf32"
+    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def _last_axis(kernel: Kernel, name: str) -> int:
+    return next(len(b.shape) - 1 for b in kernel.reads if b.name == name)
+
+
+# -- Modules, memory, time.
 
 
 def load_function(source: Source) -> Any:
@@ -271,8 +370,7 @@ def load_function(source: Source) -> Any:
     name = f"flashlight_kernel_{cache.key_of(parts)[:16]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        msg = f"The generated module '{path}' cannot be loaded."
-        raise CompileError(msg)
+        raise CompileError(f"The generated module '{path}' cannot be loaded.")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return getattr(module, source.kernel)
@@ -295,9 +393,25 @@ def _set_allocator() -> None:
     _allocator_set = True
 
 
+def milliseconds(run: Any) -> float:
+    """Median time of a launch, alone on the device."""
+    from triton.testing import do_bench
+
+    return float(do_bench(run, warmup=10, rep=40, return_mode="median"))
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two results of one program agree up to rounding, NaN places included."""
+    if not a.is_floating_point():
+        return bool(torch.equal(a, b))
+    x, y = a.double(), b.double()
+    if not torch.equal(x.isnan(), y.isnan()):
+        return False
+    x, y = x.nan_to_num(0.0), y.nan_to_num(0.0)
+    size = float(y.abs().mean()) + 1e-30
+    return float((x - y).abs().mean()) <= 1e-2 * size
+
+
 def _identifier(name: str) -> str:
     text = "".join(c if c.isalnum() else "_" for c in name)
     return text if text[:1].isalpha() else f"kernel_{text}"
-
-
-Builder = Callable[[Program, Mapping[str, int]], GpuExecutable]

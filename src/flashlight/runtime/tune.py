@@ -1,0 +1,95 @@
+"""Choose among schedules by trying them: compiled one by one, spills rejected, results compared, the fastest kept.
+
+`trial` runs a schedule and says what came of it; everything here is independent of the device, and testable without one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from flashlight.rewrite.tile import Schedule
+from flashlight.runtime import cache
+
+Mode = Literal["off", "quick", "max"]
+HOW_MANY = {"off": 5, "quick": 5, "max": 40}
+"""Schedules that are tried at most: without tuning, until one does not spill."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of running one schedule.
+
+    Attributes:
+        spills: 32-bit words of local memory per thread.
+        milliseconds: median time, or None if it was not timed.
+        agrees: whether its results are those of the first schedule up to rounding.
+    """
+
+    spills: int
+    milliseconds: float | None = None
+    agrees: bool = True
+
+
+def choose(
+    schedules: Sequence[Schedule], mode: Mode, trial: Callable[[Schedule, bool], Trial | None]
+) -> Schedule:
+    """The schedule to use.
+
+    Args:
+        schedules: the preferred first.
+        mode: off takes the first that does not spill; quick and max time them.
+        trial: runs a schedule, timed if the second argument is True; None where it does not fit the device.
+    """
+    tried: list[tuple[Schedule, Trial]] = []
+    for schedule in schedules[: HOW_MANY[mode]]:
+        found = trial(schedule, mode != "off")
+        if found is None:
+            continue
+        tried.append((schedule, found))
+        if mode == "off" and not found.spills:
+            return schedule
+    good = [(s, t) for s, t in tried if t.agrees]
+    if not good:
+        return schedules[0]
+    if mode == "off":
+        return min(good, key=lambda item: item[1].spills)[0]
+    return min(good, key=lambda item: item[1].milliseconds or 0.0)[0]
+
+
+def variations(schedules: Sequence[Schedule], mode: Mode) -> list[Schedule]:
+    """For `max`, also other numbers of stages and warps, and pointers in place of descriptors."""
+    found = list(schedules)
+    if mode != "max":
+        return found
+    for s in schedules[:6]:
+        for stages in (2, 3, 4):
+            for warps in (4, 8):
+                for tma in {s.tma, False}:
+                    other = replace(s, stages=stages, warps=warps, tma=tma)
+                    if other not in found:
+                        found.append(other)
+    return found
+
+
+_TUNED = ("row_block", "col_block", "warps", "stages", "tma", "group")
+
+
+def remembered(parts: Mapping[str, str], default: Schedule) -> Schedule | None:
+    """The schedule that tuning chose before for the same key, or None."""
+    files = cache.load(parts)
+    if files is None:
+        return None
+    try:
+        values = json.loads(files["schedule.json"])
+        return replace(default, **{name: values[name] for name in _TUNED})
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def remember(parts: Mapping[str, str], schedule: Schedule) -> None:
+    """Keep what tuning chose."""
+    values = {name: getattr(schedule, name) for name in _TUNED}
+    cache.store(parts, {"schedule.json": json.dumps(values)})
