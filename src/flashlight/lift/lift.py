@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from flashlight.ir.dtypes import DType
 from flashlight.ir.exprs import Buffer, Cast, Const, Dim, Expr, Index, Load, const, dtype_of
@@ -185,7 +186,8 @@ class Lifter:
         if type(tensor) is not torch.Tensor or tensor.device.type != "cpu":
             return None
         dtype = DTYPES[tensor.dtype]
-        value = const(tensor.item(), dtype)
+        with unset_fake_temporarily():  # a constant of the graph is a real tensor
+            value = const(tensor.item(), dtype)
         shape = self.sizes.shape(tensor)
         return Value(shape, dtype, plain(shape), lambda _: value, is_index=True)
 
