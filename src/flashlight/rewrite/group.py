@@ -147,6 +147,19 @@ def _loop_of(g: Group, wanted: dict[str, tuple[Dim, ...]], taken: Iterable[str])
     return online(g.frame.kept, g.frame.loop, g.members, wanted, taken)[0].loop
 
 
+@dataclass(frozen=True)
+class _Fit:
+    """A way for a nest to join a group; rank: rows of finals it reads there, shared reductions, shared loads, names kept."""
+
+    group: Group
+    way: Mapping[Dim, Dim]
+    rank: tuple[int, int, int, int]
+
+    @property
+    def shares_reductions(self) -> bool:
+        return self.rank[1] > 0
+
+
 class _Grouping:
     """Places nests one by one."""
 
@@ -159,7 +172,7 @@ class _Grouping:
         self.names = {n.name for n in program.nests} | {b.name for b in program.inputs}
 
     def place(self, nest: Nest) -> None:
-        """Join the newest group that may take the nest, or open one."""
+        """Join the group that the nest shares most with, or open one."""
         phase = not self.tangent.isdisjoint(reads(nest.body))
         if phase:
             self.tangent.add(nest.name)
@@ -170,9 +183,11 @@ class _Grouping:
             self._open(nest, Frame(nest.parallel, ()), phase)
             return
         kept, whole = self._kept_and_whole(nest)
-        for g in reversed(self.groups):
-            if self._join(nest, kept, whole, g, phase):
-                return
+        fits = [self._fit(nest, kept, whole, g, phase) for g in reversed(self.groups)]
+        best = max((f for f in fits if f is not None), key=lambda f: f.rank, default=None)
+        if best is not None:
+            self._take(nest, best.way, best.group)
+            return
         for g in sorted(reversed(self.groups), key=lambda g: _elements(g.frame.kept)):
             finishing = self._cut(nest, g, phase)
             if finishing is not None:
@@ -203,36 +218,31 @@ class _Grouping:
         self.groups.append(g)
         self.home[nest.name] = g
 
-    def _take(self, nest: Nest, way: Mapping[Dim, Dim], g: Group) -> bool:
+    def _take(self, nest: Nest, way: Mapping[Dim, Dim], g: Group) -> None:
         g.take(nest, way)
         self.home[nest.name] = g
-        return True
 
-    def _join(
-        self,
-        nest: Nest,
-        kept: tuple[Dim, ...],
-        whole: tuple[Dim, ...],
-        g: Group,
-        phase: bool,
-        is_part: bool = False,
-    ) -> bool:
+    def _fit(
+        self, nest: Nest, kept: tuple[Dim, ...], whole: tuple[Dim, ...], g: Group, phase: bool
+    ) -> _Fit | None:
+        """How the nest would join a group, if it may and there is a reason to: equal extents alone make no kernel."""
         if g.phase != phase or not g.frame.loop or self._would_cycle(nest, g):
-            return False
+            return None
         forced = _forced(nest, g, frozenset(nest.reduced))
         if forced is None:
-            return False
+            return None
         ways = list(matchings(kept, nest.reduced, whole, g.frame, forced))
         if not ways:
-            return False
+            return None
         known = frozenset(g.known)
-        best = max(ways, key=lambda way: likeness(nest, way, known))
-        reductions, shared, _ = likeness(nest, best, known)
-        if is_part:
-            return reductions > 0 and self._take(nest, best, g)
-        if not forced and not shared and not self._is_linked(nest, best, g):
-            return False  # equal extents alone make no kernel
-        return self._take(nest, best, g)
+        likenesses = [likeness(nest, way, known) for way in ways]
+        reductions, shared, names = max(likenesses)
+        way = ways[likenesses.index((reductions, shared, names))]
+        has_scores = any(isinstance(x, Reduce) for x in walk(nest.body))
+        shares = reductions > 0 or (shared > 0 and not has_scores)
+        if not forced and not shares and not self._is_linked(nest, way, g):
+            return None
+        return _Fit(g, way, (len(forced), reductions, shared, names))
 
     def _cut(self, nest: Nest, g: Group, phase: bool) -> Nest | None:
         """Reduce in `g` what its loop covers of a reduction over more dims; the nest that finishes the rest.
@@ -252,7 +262,9 @@ class _Grouping:
                 dtype=nest.dtype.compute,
             )
             kept, whole = self._kept_and_whole(part)
-            if self._join(part, kept, whole, g, phase, is_part=True):
+            fit = self._fit(part, kept, whole, g, phase)
+            if fit is not None and fit.shares_reductions:
+                self._take(part, fit.way, g)
                 self.names.add(part.name)
                 finished = Load(part.buffer, tuple(Index(d) for d in part.parallel))
                 return replace(nest, reduced=outer, body=finished)
@@ -275,17 +287,17 @@ class _Grouping:
             if not reads_of(nest.body, g.names):
                 continue
             if g.phase != phase or not g.frame.loop or self._would_cycle(nest, g):
-                return False
+                continue
             forced = _forced(nest, g, frozenset())
             if forced is None or set(forced.values()) != set(g.frame.kept):
-                return False
+                continue
             whole = tuple(d for d in nest.parallel if d not in forced)
             if not _fits_whole(whole):
-                return False
+                continue
             kept = tuple(d for d in nest.parallel if d in forced)
             for way in matchings(kept, g.frame.loop, whole, g.frame, forced):
-                return self._take(nest, _without_loop(way, g.frame), g)
-            return False
+                self._take(nest, _without_loop(way, g.frame), g)
+                return True
         return False
 
     def _as_pointwise(self, nest: Nest) -> Nest | None:
