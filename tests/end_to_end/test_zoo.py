@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import flashlight
 from flashlight.programs.variants import VARIANTS, Variant
@@ -29,13 +30,7 @@ def fresh() -> Any:
     torch._dynamo.reset()
 
 
-TWO_REGIONS = pytest.mark.xfail(strict=False, reason="both maps' regions take the final difference")
-
-
-@pytest.mark.parametrize(
-    "variant",
-    [pytest.param(v, id=n, marks=TWO_REGIONS if "diff" in n else ()) for n, v in VARIANTS.items()],
-)
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 def test_one_kernel(variant: Variant) -> None:
     args = variant.make(variant.tiny, torch.float32, DEVICE, 0)
     with torch.no_grad():
@@ -67,3 +62,29 @@ def test_queries_shorter_than_keys() -> None:
     variant = VARIANTS["causal"]
     q, k, v = variant.make(variant.tiny, torch.float32, DEVICE, 3)
     check(variant.fn, flashlight.compile(variant.fn), (q[:, :, -17:], k, v))
+
+
+def test_sum_of_attentions_over_different_keys() -> None:
+    def two(q: Tensor, k: Tensor, v: Tensor, k2: Tensor, v2: Tensor) -> Tensor:
+        first = torch.softmax(q @ k.mT, -1) @ v
+        second = torch.softmax(q @ k2.mT, -1) @ v2
+        return first + second
+
+    gen = torch.Generator().manual_seed(0)
+    q, k, v, k2, v2 = (torch.randn(1, 2, n, 16, generator=gen) for n in (70, 70, 70, 90, 90))
+    with torch.no_grad():
+        assert not flashlight.explain(two, q, k, v, k2, v2).materialized
+    check(two, flashlight.compile(two), (q, k, v, k2, v2))
+
+
+def test_attention_of_an_attention() -> None:
+    def chain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        first = torch.softmax(q @ k.mT, -1) @ v
+        second = torch.softmax(first @ k.mT, -1) @ v
+        return first + second
+
+    gen = torch.Generator().manual_seed(0)
+    args = [torch.randn(1, 2, 70, 16, generator=gen) for _ in range(3)]
+    with torch.no_grad():
+        assert not flashlight.explain(chain, *args).materialized
+    check(chain, flashlight.compile(chain), args)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import torch
 import torch.fx
 
 from flashlight.capture.pairs import Pairs, count, is_cheap
@@ -78,7 +79,7 @@ class Finder:
             claimed = frozenset(name for r in found for name in r.members if weights)
             pairs = Pairs(self.lifter, self.hints, weights, claimed)
             candidates = [c for c in self._components(pairs) if not c.closers <= claimed]
-            complete = [r for r in candidates if self._complete(r, pairs)]
+            complete = self._joined([r for r in candidates if self._complete(r, pairs)], pairs)
             held = {name for r in (*found, *complete) for name in r.members}
             found.extend(r for r in complete if self._is_taken(r, pairs, held))
             if not weights:
@@ -153,6 +154,39 @@ class Finder:
 
     # -- Growing
 
+    def _joined(self, regions: list[Region], pairs: Pairs) -> list[Region]:
+        """Merge regions whose results meet in one cell (the difference of two attentions), where they make one region.
+
+        Otherwise both would compute that cell, each reading what the other keeps to itself.
+        """
+        joined: list[Region] = []
+        for new in regions:
+            apart = []
+            for old in joined:
+                shared = self._results(new) & self._results(old)
+                merged = self._merged(new, old, pairs) if shared else None
+                if merged is not None:
+                    new = merged
+                    continue
+                apart.append(old)
+                if shared:
+                    new.members -= shared
+                    new.roots = self._roots(new)
+            joined = [*apart, new]
+        return joined
+
+    def _merged(self, a: Region, b: Region, pairs: Pairs) -> Region | None:
+        """Both as one region, or None where something lies between them."""
+        merged = Region(a.closers | b.closers, a.paired | b.paired)
+        known = len(self.refusals)
+        if self._complete(merged, pairs):
+            return merged
+        del self.refusals[known:]
+        return None
+
+    def _results(self, region: Region) -> set[str]:
+        return self._derived(region) - region.paired
+
     def _complete(self, region: Region, pairs: Pairs) -> bool:
         """Grow a core to its region; False (with a refusal where it is a near miss) if it cannot be one."""
         if any(0 in self.cells[name].extents() for name in region.members):
@@ -164,10 +198,12 @@ class Finder:
             return False
         self._extend(region)
         self._absorb(region, pairs)
-        region.roots = [
-            self.cells[n] for n in self._in_order(region.members) if self._is_root(n, region)
-        ]
+        region.roots = self._roots(region)
         return True
+
+    def _roots(self, region: Region) -> list[Cell]:
+        members = self._in_order(region.members)
+        return [self.cells[n] for n in members if self._is_root(n, region)]
 
     def _count(self, name: str) -> int:
         return count(name, self.lifter, self.hints)
@@ -456,7 +492,7 @@ def readers(cell: Cell, lifter: Lifter) -> set[Node]:
         seen.add(node)
         if node in lifter.views:
             work.extend(node.users)
-        else:
+        elif not isinstance(node.meta.get("val"), torch.SymInt | int):  # who asks for a size only
             found.add(node)
     return found
 
