@@ -16,9 +16,10 @@ from flashlight.capture.emit import Emitted, emit, origins_of
 from flashlight.capture.normalize import shield_softmax, why_not_graph
 from flashlight.capture.record import Record, Taken
 from flashlight.capture.regions import Finder
-from flashlight.capture.splice import Splice, acyclic, apply
+from flashlight.capture.splice import Splice, acyclic, apply, shapes_from_inputs
 from flashlight.errors import Refusal
 from flashlight.lift import rules as _rules  # registers the lifting rules
+from flashlight.lift.extents import extent_of, hint
 from flashlight.lift.lift import Lifter, hints_of
 from flashlight.options import Options
 from flashlight.pipeline import CANONICAL, optimize
@@ -36,6 +37,7 @@ def capture(graph: torch.fx.Graph, options: Options) -> Record:
         found.refusals.append(refused)
         record.publish(found)
         return found
+    shapes_from_inputs(graph)
     with trace.timed("lift"):
         lifter, hints = Lifter(graph), dict(hints_of(graph))
     _hint_factors(lifter, hints)
@@ -99,5 +101,5 @@ def _located(refusal: Refusal, where: str) -> Refusal:
 def _hint_factors(lifter: Lifter, hints: dict[str, int]) -> None:
     """Sizes of the symbols that lifting made."""
     for symbol, meaning in lifter.sizes.meaning.items():
-        whole, part = (hints.get(str(s), 64) for s in meaning.args)
+        whole, part = (hint(extent_of(s), hints) for s in meaning.args)
         hints[str(symbol)] = max(whole // max(part, 1), 1)

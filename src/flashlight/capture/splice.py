@@ -19,7 +19,7 @@ from torch._guards import detect_fake_mode
 from flashlight.capture.emit import Emitted, Output
 from flashlight.ir.exprs import ZERO, Binary, Const, Expr, Size
 from flashlight.ir.nests import Program
-from flashlight.lift.extents import Sizes, expr_of, is_same
+from flashlight.lift.extents import Extent, Sizes, UntranslatableSize, expr_of, extent_of, is_same
 from flashlight.rewrite.canonical import AxisView, InputView
 from flashlight.rewrite.simplify import simplify
 from flashlight.runtime.op import fused
@@ -94,6 +94,30 @@ def apply(graph: torch.fx.Graph, splices: Sequence[Splice], sizes: Sizes) -> Non
     sort(graph)
     graph.eliminate_dead_code()
     graph.lint()
+
+
+def shapes_from_inputs(graph: torch.fx.Graph) -> None:
+    """Compute sizes from the graph's inputs, where the graph asks intermediate tensors for them: those may be fused away."""
+    asked = [
+        n
+        for n in graph.nodes
+        if n.op == "call_function"
+        and n.target is aten.sym_size.int
+        and n.args[0].op != "placeholder"
+        and isinstance(n.meta.get("val"), torch.SymInt)
+    ]
+    if not asked:
+        return
+    writer = Writer(graph, Sizes())
+    for node in asked:
+        try:
+            size = writer.size(extent_of(node.meta["val"]))
+        except (UntranslatableSize, KeyError, ValueError):
+            continue
+        if size is not node:
+            node.replace_all_uses_with(size)
+    sort(graph)
+    graph.eliminate_dead_code()
 
 
 class Writer:
@@ -194,6 +218,10 @@ class Writer:
         """An FX argument for a size of a tensor."""
         return self._size(expr_of(size if isinstance(size, int) else self.sizes.of(size)))
 
+    def size(self, extent: Extent) -> Any:
+        """An FX argument for a size: an int or a node."""
+        return self._size(expr_of(extent))
+
     def _size(self, expr: Expr) -> Any:
         """An FX argument for a size expression: an int or a node."""
         if isinstance(expr, Const):
@@ -216,7 +244,7 @@ class Writer:
         for known, meaning in self.sizes.meaning.items():
             if str(known) == str(symbol):
                 whole, part = meaning.args
-                return self.call(operator.floordiv, self._symbol(whole), self._symbol(part))
+                return self.call(operator.floordiv, self.size(whole), self.size(part))
         return self._symbols[str(symbol)]()
 
     def _symbol_nodes(self) -> Iterator[tuple[str, Callable[[], Node]]]:
@@ -224,7 +252,11 @@ class Writer:
         found: dict[str, Callable[[], Node]] = {}
         for node in self.graph.nodes:
             val = node.meta.get("val")
-            if isinstance(val, torch.SymInt) and val.node.expr.is_Symbol:
+            if (
+                node.op == "placeholder"
+                and isinstance(val, torch.SymInt)
+                and val.node.expr.is_Symbol
+            ):
                 found.setdefault(str(val.node.expr), lambda node=node: node)  # type: ignore[misc]
         for node in self.graph.nodes:
             val = node.meta.get("val")

@@ -1,0 +1,254 @@
+"""The op as ordinary user Triton kernels in Inductor's generated code, so that nothing of ours is called at run time.
+
+`register` gives `flashlight::fused` a lowering. On CUDA it replaces the call by one user-defined Triton kernel for each loop, with
+buffers that Inductor allocates: it plans their memory, records CUDA graphs and packages the kernels with AOTInductor. What this
+needs of Inductor is private, so anything unexpected leaves the op call, which launches the same kernels itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from flashlight import trace
+from flashlight.errors import Refusal
+from flashlight.ir.exprs import Binary, Const, Expr, Size
+from flashlight.ir.nests import Program
+from flashlight.runtime import op
+from flashlight.runtime.gpu import Facts, GpuExecutable, Plan, Step, f32_precision, unit_axis
+from flashlight.runtime.types import TORCH_TYPES
+
+_registered = False
+
+
+def register() -> None:
+    """Register the lowering, once. Without it (another Inductor, no Triton) the op stays a call."""
+    global _registered
+    if _registered:
+        return
+    _registered = True
+    try:
+        from torch._inductor.lowering import fallback_handler, register_lowering
+    except ImportError:
+        return
+    call = fallback_handler(op.fused, add_to_fallback_set=False)
+
+    @register_lowering(op.fused, type_promotion_kind=None)
+    def _lower(ins: Sequence[Any], syms: Sequence[Any], token: str) -> Any:
+        try:
+            expanded = expand(ins, syms, token)
+        except Exception as error:
+            trace.say(1, "lowering", "a region stays a call: %s: %s", type(error).__name__, error)
+            expanded = None
+        return call(ins, syms, token) if expanded is None else expanded
+
+
+def expand(ins: Sequence[Any], syms: Sequence[Any], token: str) -> list[Any] | None:
+    """The outputs of a region as Inductor's tensors, its kernels recorded; None to leave it a call."""
+    device = ins[0].get_device()
+    if device is None or device.type != "cuda":
+        return None
+    built = op.executable(token, device)
+    if isinstance(built, Refusal) or not isinstance(built, GpuExecutable):
+        return None
+    return _Expansion(built, ins, syms, device).outputs()
+
+
+class _Expansion:
+    """One region becoming kernels."""
+
+    def __init__(
+        self, built: GpuExecutable, ins: Sequence[Any], syms: Sequence[Any], device: torch.device
+    ) -> None:
+        from torch._inductor import ir
+
+        self.program: Program = built.program
+        self.steps = built.steps
+        self.device = device
+        self.sizes = {s.name: v for s, v in zip(self.program.sizes, syms, strict=True)}
+        realized = [ir.ExternKernel.realize_input(x) for x in ins]
+        # Every tensor handed on must be a TensorBox: a bare view would be taken for a constant.
+        self.tensors: dict[str, Any] = {
+            b.name: x if isinstance(x, ir.TensorBox) else ir.TensorBox(x)
+            for b, x in zip(self.program.inputs, realized, strict=True)
+        }
+        for x in self.tensors.values():
+            x.freeze_layout()
+
+    def outputs(self) -> list[Any]:
+        """All plans first, so that nothing is recorded if one of them fails."""
+        shapes = {
+            give.name: [extent(e, self.sizes) for e in give.buffer.shape]
+            for step in self.steps
+            for give in step.loop.gives
+        }
+        plans = [self.plan(step, shapes) for step in self.steps]
+        for step, plan in zip(self.steps, plans, strict=True):
+            for give in step.loop.gives:
+                self.tensors[give.name] = self.empty(shapes[give.name], TORCH_TYPES[give.dtype])
+            self.record(plan)
+        return [self.tensors[name] for name in self.program.outputs]
+
+    def empty(self, shape: Sequence[Any], dtype: torch.dtype) -> Any:
+        """A buffer of Inductor's."""
+        from torch._inductor import ir
+        from torch._inductor.lowering import lowerings
+
+        strides = ir.FlexibleLayout.contiguous_strides(shape)
+        make = lowerings[torch.ops.aten.empty_strided.default]
+        tensor = make(shape, strides, dtype=dtype, device=self.device)
+        tensor.realize()
+        tensor.freeze_layout()
+        return tensor
+
+    def plan(self, step: Step, shapes: Mapping[str, Sequence[Any]]) -> Plan:
+        """The schedule and the source for the layouts at hand, tuned on tensors like these."""
+        facts = Facts(
+            tuple((name, self.describable(name, shapes)) for name in step.readable),
+            any(self.is_wide(b.name, shapes) for b in (*step.kernel.reads, *step.kernel.writes)),
+            f32_precision(),
+        )
+        if facts not in step.plans:
+            if not torch.cuda.is_available():
+                return step.plan(step.schedules[0], facts)
+            hints = {name: hint(value) for name, value in self.sizes.items()}
+            step.plans[facts] = step.choose(facts, self.examples(step, shapes), hints)
+        return step.plans[facts]
+
+    def layout(
+        self, name: str, shapes: Mapping[str, Sequence[Any]]
+    ) -> tuple[Sequence[Any], Sequence[Any], Any]:
+        """Shape, strides and offset of a buffer."""
+        if name in self.tensors:
+            found = self.tensors[name].get_layout()
+            return found.size, found.stride, found.offset
+        from torch._inductor import ir
+
+        return shapes[name], ir.FlexibleLayout.contiguous_strides(shapes[name]), 0
+
+    def dtype(self, name: str) -> torch.dtype:
+        if name in self.tensors:
+            found: torch.dtype = self.tensors[name].get_dtype()
+            return found
+        return next(
+            TORCH_TYPES[g.dtype] for step in self.steps for g in step.loop.gives if g.name == name
+        )
+
+    def describable(self, name: str, shapes: Mapping[str, Sequence[Any]]) -> int:
+        """The axis of stride 1 if descriptors can read the buffer for all sizes that the code is for, else -1."""
+        from torch._inductor.virtualized import V
+
+        size, stride, offset = self.layout(name, shapes)
+        itemsize = self.dtype(name).itemsize
+        known = V.graph.sizevars.statically_known_multiple_of
+        if name in self.tensors and self.tensors[name].get_name() in V.graph.unaligned_buffers:
+            return -1
+        if not known(sympy.sympify(offset) * itemsize, 16):
+            return -1
+        strides = []
+        for s in stride:
+            if isinstance(s, int | sympy.Integer):
+                strides.append(int(s))
+            else:  # a multiple of 16 bytes whatever the sizes, or anything that is not
+                strides.append(16 if known(s * itemsize, 16) else 3)
+        return unit_axis([hint(n) for n in size], strides, itemsize)
+
+    def is_wide(self, name: str, shapes: Mapping[str, Sequence[Any]]) -> bool:
+        """Whether offsets may pass 2^31: where sizes are symbolic, they may."""
+        size, stride, _ = self.layout(name, shapes)
+        total = sympy.Integer(1)
+        for n, s in zip(size, stride, strict=True):
+            total += (sympy.sympify(n) - 1) * sympy.sympify(s)
+        return not isinstance(total, sympy.Integer) or int(total) >= 1 << 31
+
+    def examples(self, step: Step, shapes: Mapping[str, Sequence[Any]]) -> dict[str, torch.Tensor]:
+        """Tensors of the likely sizes to tune on; integers are 0, which is in range of whatever they index."""
+        found: dict[str, torch.Tensor] = {}
+        for buffer in (*step.kernel.reads, *step.kernel.writes):
+            size, stride, _ = self.layout(buffer.name, shapes)
+            sizes, strides = [hint(n) for n in size], [hint(s) for s in stride]
+            tensor = torch.empty_strided(
+                sizes, strides, dtype=self.dtype(buffer.name), device=self.device
+            )
+            found[buffer.name] = tensor.normal_() if tensor.is_floating_point() else tensor.zero_()
+        return found
+
+    def record(self, plan: Plan) -> None:
+        """One user-defined Triton kernel."""
+        import triton
+        from torch._higher_order_ops.triton_kernel_wrap import (
+            kernel_side_table,
+            triton_kernel_wrapper_mutation,
+        )
+        from torch._inductor.lowering import lowerings
+
+        arguments: dict[str, Any] = {}
+        for p in plan.source.parameters:
+            match p.kind:
+                case "pointer":
+                    arguments[p.name] = self.tensors[p.of]
+                case "stride":
+                    arguments[p.name] = plain(self.tensors[p.of].get_stride()[p.axis])
+                case "size":
+                    arguments[p.name] = plain(self.sizes[p.of])
+        constants = {n: v for n, v in arguments.items() if isinstance(v, int)}
+        config = triton.Config({}, num_warps=plan.schedule.warps, num_stages=plan.schedule.stages)
+        tuned = triton.autotune(configs=[config], key=[])(plan.function)
+        grid: Any = sympy.Integer(1)
+        for g in plan.kernel.grid:
+            grid = grid * extent(g.count, self.sizes)
+        lowerings[triton_kernel_wrapper_mutation](
+            kernel_idx=kernel_side_table.add_kernel(tuned),
+            constant_args_idx=kernel_side_table.add_constant_args(constants),
+            grid=[(plain(grid), 1, 1)],
+            tma_descriptor_metadata={},
+            kwargs={n: v for n, v in arguments.items() if n not in constants},
+        )
+
+
+def plain(value: Any) -> Any:
+    """An int where a sympy expression is one."""
+    return int(value) if isinstance(value, int | sympy.Integer) else value
+
+
+def hint(value: Any) -> int:
+    """The likely value of a size."""
+    if isinstance(value, int | sympy.Integer):
+        return int(value)
+    from torch._inductor.virtualized import V
+
+    sizes: Any = V.graph.sizevars
+    find = getattr(sizes, "optimization_hint", None) or sizes.size_hint  # 2.13 renamed it
+    return int(find(value, fallback=4096))
+
+
+def extent(expr: Expr, sizes: Mapping[str, Any]) -> Any:
+    """An extent over Inductor's symbols."""
+    from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod
+
+    match expr:
+        case Const(value, _):
+            return sympy.Integer(int(value))
+        case Size(name):
+            return sympy.sympify(sizes[name])
+        case Binary(name, a, b):
+            x, y = extent(a, sizes), extent(b, sizes)
+            match name:
+                case "add":
+                    return x + y
+                case "sub":
+                    return x - y
+                case "mul":
+                    return x * y
+                case "floordiv":
+                    return FloorDiv(x, y)
+                case "mod":
+                    return Mod(x, y)
+                case "min":
+                    return Min(x, y)
+                case "max":
+                    return Max(x, y)
+    raise TypeError(f"'{expr}' is no extent.")
