@@ -252,6 +252,7 @@ class For:
     body: Block
     full: bool = False
     unroll: bool = False
+    single: bool = False
     base: Value | None = None
     end: Value | None = None
 

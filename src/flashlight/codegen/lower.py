@@ -231,10 +231,11 @@ class _Lowering:
         lo, full_lo, full_hi, hi = ranges(bounds, total, places)
         ragged = not exact and not _divides(axis.block, total)
         values = [v for _, v, _ in carried]
-        for start, end, full in (
-            (lo, full_lo, False),
-            (full_lo, full_hi, True),
-            (full_hi, hi, False),
+        rest_is_ragged = bounds is None or simplify(bounds.full_hi) is total
+        for start, end, full, single in (
+            (lo, full_lo, False, False),
+            (full_lo, full_hi, True, False),
+            (full_hi, hi, False, rest_is_ragged),
         ):
             holds = frozenset(bounds.holds) if full and bounds is not None else frozenset[Expr]()
             tail = ragged and not full

@@ -6,6 +6,7 @@ line up. What the source needs at launch is listed in `Source.parameters`: point
 
 from __future__ import annotations
 
+import builtins
 import keyword
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -87,6 +88,7 @@ def emit(kernel: Kernel, choices: Choices, header: Sequence[str] = ()) -> Source
     return _Emitter(kernel, choices).source(header)
 
 
+_TAKEN = ("tl", "triton", "libdevice")
 _MOST_DIMS = 5  # of a tile descriptor
 
 
@@ -179,8 +181,10 @@ class _Emitter:
 
     def fresh(self, hint: str) -> str:
         name = re.sub(r"\W", "_", hint)
-        if not name or name[0].isdigit() or keyword.iskeyword(name) or name in ("tl", "triton"):
+        if not name or name[0].isdigit():
             name = f"v{name}"
+        if keyword.iskeyword(name) or name in _TAKEN or hasattr(builtins, name):
+            name = f"{name}_"
         base, n = name, 1
         while name in self.names:
             name = f"{base}_{n}"
@@ -389,7 +393,7 @@ class _Emitter:
         self.text[op.index] = index
         lo, hi = self.value(op.lo), self.value(op.hi)
         options = ""
-        if op.kind == "sweep" and not op.full and not self.edges_matter():
+        if op.single:
             options = ", num_stages=1"
         maker = "tl.static_range" if op.unroll else "tl.range"
         bounds = f"{_stripped(lo)}, {_stripped(hi)}"
@@ -407,11 +411,6 @@ class _Emitter:
             self.names.discard(index)
         for slot in op.slots:
             self.text[slot.result] = self.text[slot.inside]
-
-    def edges_matter(self) -> bool:
-        """Whether edge tiles are more than one ragged tile: there are two loops of them somewhere."""
-        sweeps = [o for o in walk(self.kernel.body) if isinstance(o, For) and o.kind == "sweep"]
-        return sum(not o.full for o in sweeps) > sum(o.full for o in sweeps)
 
     def branch(self, op: If) -> None:
         self.slots_before(op.slots)
