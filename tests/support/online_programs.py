@@ -396,7 +396,7 @@ row(
   nest O (q, e | k) bf16: sum pm[q, k] * V[k, e]
 """,
     outputs="Hn, O",
-    kernels=[(1, 5)],
+    kernels=[(1, 4)],
 )
 row(
     "entropy_logp",

@@ -13,11 +13,13 @@ from flashlight.ir.exprs import (
     Dim,
     Expr,
     Load,
+    Select,
     Unary,
     anchor,
     const,
     div,
     dtype_of,
+    is_literal,
     mul,
     neg,
 )
@@ -56,8 +58,7 @@ class Accumulation:
 
         A running maximum may jump from a finite fill (-1e10) to the first score. Under a weight that moves with it what was
         accumulated before becomes 0, and if it is the maximum of what is shifted the sum is as large; otherwise the jump would
-        stay in the sum's rounding. Under a 16-bit dot the shifted value
-        must be one that eager rounds too.
+        stay in the sum's rounding. Under a 16-bit dot the shifted value must be one that eager rounds too.
         """
         weighing = reads(*(p for w in term.weights for p in w.parts))
         bodies = Counter(s.value for s in {s.body: s for s in term.shifts}.values())
@@ -79,6 +80,36 @@ class Accumulation:
             ):
                 return False
         return True
+
+    def with_late_addends(self, term: Term) -> Term:
+        """Shifts by a maximum of what is shifted and by more: the rest is added at the end.
+
+        `(s - m) - log(l)` is kept small on the way by m alone; moving it by log(l) too would cost a logarithm per tile and, with
+        large m, bits of the smaller addend.
+        """
+        return replace(term, shifts=tuple(self._late(s) for s in term.shifts))
+
+    def _late(self, s: ShiftFactor) -> ShiftFactor:
+        addends = addends_of(s.value)
+        peak = self.carries.existing_maximum(unguarded(s.varying, s.guard), self.number)
+        if len(addends) < 2 or (True, peak) not in addends:
+            return s
+        late = tuple(a for a in addends if a != (True, peak))
+        gone = {anchor(x) for _, x in late}
+
+        def rule(node: Expr) -> Expr | None:
+            match node:
+                case Binary("add" | "sub", a, b) if b in gone:
+                    return a
+                case Binary("add", a, b) if a in gone:
+                    return b
+                case Binary("sub", a, b) if a in gone:
+                    return neg(b)
+                case _:
+                    return None
+
+        assert peak is not None
+        return replace(s, value=neg(peak), body=rewrite(s.body, rule), late=late)
 
     def value_of(self, stem: str, term: Term, like: Expr) -> Expr:
         """Carries for the term and its lower ones; its value."""
@@ -142,7 +173,8 @@ class Accumulation:
         moved: dict[Expr, Expr] = {
             anchor(a): anchor(r) for (_, a), (_, r) in zip(final, running, strict=True)
         }
-        return RunningShift(s.varying, rewrite(s.body, moved.get), s.guard, running, final)
+        body = rewrite(s.body, moved.get)
+        return RunningShift(s.varying, body, s.guard, running, final, s.late)
 
     def _center(
         self, term: Term, shifts: Sequence[RunningShift], sums: Mapping[Subset, Load]
@@ -151,6 +183,8 @@ class Accumulation:
         if len(shifts) < 2 or len({s.body for s in shifts}) != 1 or shifts[0].guard is not None:
             return None
         s = shifts[0]
+        if any(x.late for x in shifts):
+            return None
         varying, out = without_invariants(s.varying, self.carries.loop)
         match s.value:
             case Unary("neg", Binary("div", above, below)) if below is sums[()]:
@@ -182,6 +216,11 @@ def without_invariants(
     if p.negative:
         out = (*out, const(-1, _float_type(rest)))
     return (build(left, rest) if left.num or left.den else None), out
+
+
+def unguarded(x: Expr, guard: Expr | None) -> Expr:
+    """`x` of where(guard, x, 0)."""
+    return x.a if guard is not None and isinstance(x, Select) and is_literal(x.b, 0) else x
 
 
 def _float_type(like: Expr) -> DType:

@@ -104,17 +104,18 @@ class Carries:
 
         The maximum without the guard covers it too, but may lie far above: it is taken only where the program itself subtracts it.
         """
-        everywhere = self._existing_maximum(x.u, number)
+        everywhere = self.existing_maximum(x.u, number)
         if everywhere is not None and (x.guard is None or everywhere in subtracted):
             return everywhere
         u = under_guard(x.u, x.guard)
-        found = self._existing_maximum(u, number)
+        found = self.existing_maximum(u, number)
         if found is not None:
             return found
         hoisted = hoist(MAX, u, frozenset(self.loop), _never, self.nonneg)
         return hoisted.wrap(self.load(stem, hoisted.monoid, hoisted.body, number))
 
-    def _existing_maximum(self, u: Expr, number: int) -> Expr | None:
+    def existing_maximum(self, u: Expr, number: int) -> Expr | None:
+        """The row maximum of u if a carry of this pass or an earlier one holds it."""
         hoisted = hoist(MAX, u, frozenset(self.loop), _never, self.nonneg)
         for carries in self.passes[: number + 1]:
             for c in carries:

@@ -45,6 +45,7 @@ class RunningShift:
         guard: where it applies.
         running: v's signed addends on the way, where the extent of the loop counts what was seen so far.
         final: the same addends at the end, as the program has them.
+        late: further addends of v, which are left out on the way.
     """
 
     varying: Expr
@@ -52,6 +53,7 @@ class RunningShift:
     guard: Expr | None
     running: tuple[tuple[bool, Expr], ...]
     final: tuple[tuple[bool, Expr], ...]
+    late: tuple[tuple[bool, Expr], ...] = ()
 
     @property
     def value(self) -> Expr:
@@ -62,9 +64,10 @@ class RunningShift:
 
     @property
     def last_move(self) -> Expr:
-        """v - ~v, addend by addend: 0 unless v is not finite."""
+        """What the way leaves to add: v - ~v, addend by addend, 0 unless v is not finite; and what comes late."""
         pairs = zip(self.final, self.running, strict=True)
-        return sum_of([(minus, sub(a, anchor(r))) for (minus, a), (_, r) in pairs])
+        moves = [(minus, sub(a, anchor(r))) for (minus, a), (_, r) in pairs]
+        return sum_of([*moves, *self.late])
 
 
 Subset = tuple[int, ...]
@@ -212,8 +215,9 @@ def _cancelled(
         if other is None:
             continue
         for c in other.corrections:
-            if c in corrections and c.is_exact and c.factor in p.num:
-                corrections.remove(c)
+            own = next((x for x in corrections if x.is_like(c)), None)
+            if own is not None and c.factor in p.num:
+                corrections.remove(own)
                 left = list(p.num)
                 left.remove(c.factor)
                 return build(Product(p.negative, tuple(left), p.den), d)

@@ -135,12 +135,17 @@ def _is_scale(c: Const) -> bool:
 
 
 def under_guard(u: Expr, guard: Expr | None) -> Expr:
-    """where(guard, u, -inf), unless u says so already."""
+    """where(guard, u, -inf): u itself if it says so already."""
     if guard is None:
         return u
     fill = const(-math.inf, dtype_of(u).compute)
-    if isinstance(u, Select) and u.condition is guard:
-        return Select(guard, u.a, fill)
-    if isinstance(u, Select) and isinstance(u.condition, Unary) and u.condition.x is guard:
-        return Select(guard, u.b, fill)
-    return Select(guard, u, fill)
+    match u:
+        case Select(c, a, b) if c is guard:
+            return u if is_literal(b, -math.inf) else Select(c, a, fill)
+        case Select(c, a, b) if guard is Unary("not", c) or c is Unary("not", guard):
+            return u if is_literal(a, -math.inf) else Select(c, fill, b)
+        case Binary("mul", a, Const() as c) if _is_scale(c):
+            inner = under_guard(a, guard)
+            return u if inner is a else Select(guard, u, fill)
+        case _:
+            return Select(guard, u, fill)

@@ -208,7 +208,10 @@ class LoopBuilder:
             if not _in_range(terms, split.rounding):
                 return None
         accumulation = Accumulation(self.carries, self.finishes, split, number, nest)
-        if terms is None or not all(accumulation.may_take(t) for t in terms):
+        if terms is None:
+            return None
+        terms = tuple(accumulation.with_late_addends(t) for t in terms)
+        if not all(accumulation.may_take(t) for t in terms):
             return None
         value: Expr | None = None
         for i, term in enumerate(terms):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from flashlight.ir.exprs import (
     Binary,
     Expr,
+    Select,
     Unary,
     add,
     anchor,
@@ -24,6 +25,7 @@ from flashlight.ir.exprs import (
 )
 from flashlight.ir.visit import rewrite
 from flashlight.rewrite.factor import sum_of
+from flashlight.rewrite.monotone import under_guard
 from flashlight.rewrite.terms import Exponent, Factor, Term, Weight
 
 
@@ -44,6 +46,11 @@ class Correction:
     exponents: frozenset[Exponent]
     guard: Expr | None
     level: int
+
+    def is_like(self, other: Correction) -> bool:
+        """Whether the two cancel in a quotient: 1 unless the same exponents are not finite."""
+        mine, theirs = (self.factor, self.exponents), (other.factor, other.exponents)
+        return self.is_exact and other.is_exact and mine == theirs
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,7 @@ def choose_references(
     exponents: dict[Expr, dict[Exponent, None]] = {}
     subtracted: dict[Expr, frozenset[Expr]] = {}
     for w in term.weights:
-        exponents.setdefault(w.slot, {}).update(dict.fromkeys(w.exponents))
+        exponents.setdefault(w.slot, {}).update(dict.fromkeys(map(_covered, w.exponents)))
         subtracted[w.slot] = frozenset(
             p.x for p in w.parts if isinstance(p, Unary) and p.op == "neg"
         )
@@ -109,6 +116,11 @@ def choose_references(
     )
 
 
+def _covered(x: Exponent) -> Exponent:
+    """Without a guard outside of which the exponent is -inf anyway."""
+    return Exponent(x.u) if x.guard is not None and under_guard(x.u, x.guard) is x.u else x
+
+
 def _filled(rest: Expr, peaks: dict[Expr, Expr], lone: set[Expr]) -> Expr | None:
     """`rest` with exp(u + slot) as exp(u - ~peak), and exp(slot) of a lone weight dropped."""
     one = const(1, dtype_of(rest).compute)
@@ -121,6 +133,10 @@ def _filled(rest: Expr, peaks: dict[Expr, Expr], lone: set[Expr]) -> Expr | None
                 return b if a is one else a
             case Binary("add", a, Unary("neg", Unary("anchor", _) as b)):
                 return sub(a, b)
+            case Select(g, Unary("exp", Binary("sub", u, Unary("anchor", _))) as weight, zero) if (
+                is_literal(zero, 0) and under_guard(u, g) is u
+            ):
+                return weight  # exp(-inf - ~m) is 0 already
             case _ if node in peaks:
                 return neg(anchor(peaks[node]))
             case _:

@@ -64,12 +64,14 @@ class ShiftFactor:
         value: v.
         body: the factor in source association, every invariant addend anchored (and guarded).
         guard: the condition under which the factor is applied.
+        late: signed invariant addends that are left out of the body and added at the end.
     """
 
     varying: Expr
     value: Expr
     body: Expr
     guard: Expr | None = None
+    late: tuple[tuple[bool, Expr], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +186,11 @@ def guarded(term: Term, condition: Expr, like: Expr) -> Term:
         den=tuple(_under(f, condition) for f in term.den),
         rest=Select(condition, rest, zero),
         shifts=tuple(
-            ShiftFactor(
-                Select(condition, s.varying, zero),
-                s.value,
-                Select(condition, s.body, zero),
-                both(s.guard, condition),
+            replace(
+                s,
+                varying=Select(condition, s.varying, zero),
+                body=Select(condition, s.body, zero),
+                guard=both(s.guard, condition),
             )
             for s in term.shifts
         ),
