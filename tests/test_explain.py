@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._inductor.compile_fx import compile_fx
 
+import flashlight
 from flashlight.errors import Refusal
 from flashlight.programs.variants import VARIANTS
 from flashlight.report.explain import Watch
@@ -157,3 +158,19 @@ def test_the_picture_of_a_graph_shows_products() -> None:
     assert kinds.count("product") == 2
     assert kinds.count("input") == 3
     assert picture.svg.count("<rect") == len(picture.boxes)
+
+
+def test_a_discarded_attempt_is_not_reported() -> None:
+    """A call of SDPA beside something that is refused: its decomposition is tried and given up."""
+
+    def two(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        o = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        scores = torch.softmax(q @ k.mT, -1)
+        return o, scores.cumsum(-1)
+
+    with torch.no_grad():
+        report = flashlight.explain(two, *heads())
+    graphs = {b.name.split(".")[0] for b in report.graph.boxes}
+    assert len(graphs) == 1
+    fused = sum(b.kind == "fused" for b in report.graph.boxes)
+    assert fused == len(report.kernels)

@@ -99,11 +99,12 @@ def flashlight(
     calls = _sdpa_calls(gm) if settings.sdpa and _is_inference(example_inputs) else 0
     if not calls:
         return _compile(gm, example_inputs, patches)
-    with collecting() as found, sdpa_kernel([SDPBackend.MATH]):
+    with collecting(alone=True) as found, sdpa_kernel([SDPBackend.MATH]):
         compiled = _compile(_copied(gm), example_inputs, patches)
     if found.refusals and len(found.regions) < calls:
         # What stays is better served by PyTorch's own attention than by its decomposition.
         return _compile(gm, example_inputs, patches)
+    record.hand_on(found)
     return compiled
 
 

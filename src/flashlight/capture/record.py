@@ -55,23 +55,28 @@ def last() -> Record:
 
 
 @contextmanager
-def collecting() -> Iterator[Record]:
-    """Everything captured inside is also noted in the record that is given."""
+def collecting(*, alone: bool = False) -> Iterator[Record]:
+    """Everything captured inside is also noted in the record that is given; `alone`: in no other until it is handed on."""
     record = Record()
-    token = _collectors.set((*_collectors.get(), record))
+    token = _collectors.set((record,) if alone else (*_collectors.get(), record))
     try:
         yield record
     finally:
         _collectors.reset(token)
 
 
+def hand_on(record: Record) -> None:
+    """Note what was captured alone in every record that is being collected."""
+    for collector in _collectors.get():
+        collector.regions.extend(record.regions)
+        collector.refusals.extend(record.refusals)
+
+
 def publish(record: Record) -> None:
     """Make a graph's record the last one and hand it to whoever collects."""
     global _last
     _last = record
-    for collector in _collectors.get():
-        collector.regions.extend(record.regions)
-        collector.refusals.extend(record.refusals)
+    hand_on(record)
     for taken in record.regions:
         lines = ", ".join(o.line for o in taken.origins[:3])
         trace.say(trace.REGIONS, "capture", "taken: %s nests, %s", len(taken.lifted.nests), lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,6 +41,22 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
     return watch.report()
 
 
+@dataclass
+class Look:
+    """What was seen of one graph that Inductor compiled."""
+
+    phase: str
+    picture: Picture
+    by_graph: list[Intermediate]
+    by_kernels: list[Intermediate] | None = None
+
+    @property
+    def large(self) -> list[Intermediate]:
+        """What reaches memory: by Inductor's kernels if they were seen, else by the graph."""
+        found = self.by_graph if self.by_kernels is None else self.by_kernels
+        return [replace(x, phase=self.phase) for x in found]
+
+
 class Watch:
     """One compilation under observation."""
 
@@ -48,11 +64,7 @@ class Watch:
         self.backend = backend
         self.largest = 0
         self.graphs = 0
-        self.by_kernels: list[Intermediate] = []
-        self.by_graph: list[Intermediate] = []
-        self.saw_kernels = False
-        self.phase = "forward"
-        self.pictures: list[Picture] = []
+        self.looks: list[Look] = []
         self.record = Record()
 
     # -- Compiling
@@ -76,33 +88,35 @@ class Watch:
             for value in pytree.tree_leaves(node.args[0]):
                 if isinstance(value, fx.Node):
                     self.largest = max(self.largest, elements(value.meta.get("example_value")))
-        return self.backend(gm, example_inputs)
+        known = len(self.looks)
+        compiled = self.backend(gm, example_inputs)
+        new = self.looks[known:]
+        forward = [x for x in new if x.phase == "forward"]
+        # A backend may try twice; the last attempt is what runs.
+        self.looks[known:] = [x for x in new if x.phase != "forward" or x is forward[-1]]
+        return compiled
 
     def _look_at_graph(self, graph: fx.Graph) -> None:
-        self.pictures.append(draw(graph, f"g{len(self.pictures)}."))
-        self.phase = phase_of(graph)
-        self.by_graph.extend(self._in_phase(in_graph(graph, self.largest)))
+        picture = draw(graph, f"g{len(self.looks)}.")
+        self.looks.append(Look(phase_of(graph), picture, in_graph(graph, self.largest)))
 
     def _look_at_kernels(self, nodes: list[Any]) -> list[Any]:
-        self.saw_kernels = True
-        self.by_kernels.extend(self._in_phase(in_kernels(nodes, self.largest)))
+        if self.looks:
+            self.looks[-1].by_kernels = in_kernels(nodes, self.largest)
         return nodes
-
-    def _in_phase(self, found: list[Intermediate]) -> list[Intermediate]:
-        return [replace(x, phase=self.phase) for x in found]
 
     # -- Reporting
 
     def report(self) -> Report:
         """The report of what was seen."""
         ours = read(self.record, self.largest)
-        found = self.by_kernels if self.saw_kernels else self.by_graph
-        large = (x for x in found if torch.Size(x.shape).numel() > self.largest)
+        large = (x for look in self.looks for x in look.large)
+        large = (x for x in large if torch.Size(x.shape).numel() > self.largest)
         return Report(
             kernels=ours.kernels,
             refusals=ours.refusals,
             materialized=tuple(dict.fromkeys((*ours.materialized, *large))),
-            graph=joined(self.pictures),
+            graph=joined([look.picture for look in self.looks]),
             graphs=self.graphs,
             warnings=ours.warnings,
         )
