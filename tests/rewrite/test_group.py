@@ -381,3 +381,43 @@ def test_two_large_parts_stay_one_loop() -> None:
         dims="kk: T + S",
     )
     assert split_unions(program) is program
+
+
+def test_a_whole_dim_that_would_be_confused_is_renamed_apart() -> None:
+    # the second nest calls its feature dim by the name of the first one's rows
+    program = parse_program("""
+program p
+  size T
+  dim q: 6, k: T, r: 6
+  input X: f32[6, T]
+  input V: f32[T, 6]
+  nest m (q | k) f32: sum X[q, k]
+  nest O (r, q | k) f32: sum X[r, k] / m[r] * V[k, q]
+  output O
+""")
+    (loop,) = check(program).loops
+    assert [d.name for d in loop.gives[0].dims] == ["q", "q'"]
+
+
+def test_loops_are_not_made_twice() -> None:
+    program = check(fused(SCORES, softmax(), PV))
+    again = group_and_online(program)
+    assert isinstance(again, Refusal)
+    assert again.code == "loops-already"
+
+
+def test_another_choice_may_be_taken() -> None:
+    program = fused(
+        SCORES,
+        """
+  nest p (q, k) f32: exp(s[q, k] - mI[q])
+  nest D (q | k) f32: sum p[q, k] * s[q, k]
+  nest ds (q, k) f32: p[q, k] * s[q, k] - p[q, k] * D[q]
+  nest O (q, d | k) f32: sum ds[q, k] * K[k, d]
+""",
+        inputs="mI: f32[S]",
+    )
+    first, last = (group_and_online(program, choose=lambda c, i=i: c[i]) for i in (0, -1))
+    assert not isinstance(first, Refusal)
+    assert not isinstance(last, Refusal)
+    assert [len(p.loops[0].passes) for p in (first, last)] == [1, 2]

@@ -74,11 +74,12 @@ def with_shared_bound_dims(program: Program) -> Program:
 
 @dataclass(frozen=True)
 class Frame:
-    """The dims of a group: kept, loop, and the whole ones seen so far."""
+    """The dims of a group: kept, loop, and the whole ones seen so far; `reserved` names are those of the program's other dims."""
 
     kept: tuple[Dim, ...]
     loop: tuple[Dim, ...]
     whole: tuple[Dim, ...] = ()
+    reserved: frozenset[str] = frozenset()
 
 
 def landmarks(body: Expr, loop: frozenset[Dim]) -> Iterator[Expr]:
@@ -142,10 +143,12 @@ def _whole_matching(whole: Sequence[Dim], frame: Frame) -> dict[Dim, Dim]:
     for d in whole:
         same = [f for f in free if f.extent is d.extent]
         chosen = d if d in same else same[0] if same else None
-        if chosen is None:
-            chosen = Dim(fresh_name(d.name, taken), d.extent)
-        else:
+        if chosen is not None:
             free.remove(chosen)
+        elif d.name in taken:
+            chosen = Dim(fresh_name(d.name, taken | frame.reserved), d.extent)
+        else:
+            chosen = d
         taken.add(chosen.name)
         mapping[d] = chosen
     return mapping

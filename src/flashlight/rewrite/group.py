@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from flashlight.errors import Refusal
@@ -12,12 +12,22 @@ from flashlight.ir.visit import reads
 from flashlight.rewrite.align import with_shared_bound_dims
 from flashlight.rewrite.bits import strip_casts
 from flashlight.rewrite.factor import factor_weights
-from flashlight.rewrite.online import online
+from flashlight.rewrite.online import Choice, online
 from flashlight.rewrite.placement import Group, Placement
 from flashlight.rewrite.unions import split_unions
 
+Choose = Callable[[Sequence[Choice]], Choice]
+"""Picks one of the legal loops of a group; the first is the default."""
 
-def group_and_online(program: Program, tangents: frozenset[str] = frozenset()) -> Program | Refusal:
+
+def cheapest(choices: Sequence[Choice]) -> Choice:
+    """The default choice: fewest passes, then fewest dots, then fewest carries."""
+    return choices[0]
+
+
+def group_and_online(
+    program: Program, tangents: frozenset[str] = frozenset(), choose: Choose = cheapest
+) -> Program | Refusal:
     """Make loops of all nests: each becomes one kernel.
 
     Before:
@@ -50,12 +60,15 @@ def group_and_online(program: Program, tangents: frozenset[str] = frozenset()) -
     Args:
         program: as `fuse` leaves it.
         tangents: inputs that are gradients of outputs; what depends on them is grouped apart.
+        choose: picks among the legal loops of each group.
     """
+    if program.loops:
+        return Refusal("loops-already", "The program holds loops already.")
     program = split_unions(program)
     groups = group(program, tangents)
     if isinstance(groups, Refusal):
         return groups
-    return loops_of(program, groups)
+    return loops_of(program, groups, choose)
 
 
 def group(program: Program, tangents: frozenset[str] = frozenset()) -> list[Group] | Refusal:
@@ -68,24 +81,28 @@ def group(program: Program, tangents: frozenset[str] = frozenset()) -> list[Grou
     return placement.in_order()
 
 
-def loops_of(program: Program, groups: list[Group]) -> Program:
-    """One loop for each group, by the default choice of `online`."""
-    taken = {b.name for b in program.inputs} | {n.name for n in program.nests}
+def loops_of(program: Program, groups: list[Group], choose: Choose = cheapest) -> Program:
+    """One loop for each group that gives something."""
+    taken = {b.name for b in program.inputs} | {name for g in groups for name in g.names}
     statements: list[Statement] = []
     for g in groups:
         others = {name for h in groups if h is not g for n in h.members for name in reads(n.body)}
         wanted = {
             n.name: n.parallel for n in g.members if n.name in program.outputs or n.name in others
         }
-        loop = _loop_of(g, wanted, taken - (g.names - wanted.keys()))
+        if not wanted:
+            continue
+        loop = _loop_of(g, wanted, taken - (g.names - wanted.keys()), choose)
         taken |= {c.name for c in loop.carries}
         statements.append(loop)
     return program.with_statements(tuple(statements))
 
 
-def _loop_of(g: Group, wanted: dict[str, tuple[Dim, ...]], taken: Iterable[str]) -> Loop:
+def _loop_of(
+    g: Group, wanted: dict[str, tuple[Dim, ...]], taken: Iterable[str], choose: Choose
+) -> Loop:
     if not g.frame.loop:
         (nest,) = g.members
         give = Give(nest.name, nest.parallel, nest.dtype, strip_casts(nest.body), nest.origin)
         return Loop(nest.parallel, (), (Pass((), (give,)),))
-    return online(g.frame.kept, g.frame.loop, g.members, wanted, taken)[0].loop
+    return choose(online(g.frame.kept, g.frame.loop, g.members, wanted, taken)).loop

@@ -8,7 +8,7 @@ from itertools import combinations
 
 from flashlight.ir.exprs import Dim, Expr, Index, Load, Reduce
 from flashlight.ir.nests import Nest, Program
-from flashlight.ir.visit import free_dims, fresh_name, loads, reads, walk
+from flashlight.ir.visit import bound_dims, free_dims, fresh_name, loads, reads, walk
 from flashlight.rewrite.align import (
     Frame,
     landmarks,
@@ -73,6 +73,9 @@ class Placement:
         self.tangent = set(tangents)
         self.rows = _Rows(program)
         self.names = {n.name for n in program.nests} | {b.name for b in program.inputs}
+        bound = (d for n in program.nests for d in bound_dims(n.body))
+        free = (d for n in program.nests for d in (*n.parallel, *n.reduced))
+        self.dims = frozenset(d.name for d in (*free, *bound))
 
     def place(self, nest: Nest) -> None:
         """Join the group that the nest shares most with, or open one."""
@@ -116,7 +119,7 @@ class Placement:
     # -- Joining
 
     def _open(self, nest: Nest, frame: Frame, phase: bool) -> None:
-        g = Group(frame, phase)
+        g = Group(replace(frame, reserved=self.dims), phase)
         g.take(nest, {d: d for d in (*nest.parallel, *nest.reduced)})
         self.groups.append(g)
         self.home[nest.name] = g
