@@ -160,6 +160,7 @@ class Emitter:
         self._nests: list[tuple[int, int]] = []
         self._wishes: list[tuple[Tile, Tile]] = []
         self._fold_names: dict[Fold, tuple[str, ...]] = {}
+        self._packed: list[Tile] = []
         self._counter = 0
         self._index(kernel.body)
 
@@ -937,6 +938,8 @@ class Emitter:
         for operand in (element, vector):
             if operand in self._homes:
                 self._read(self._homes[operand].tile)
+        while self._packed:
+            self._read(self._packed.pop())
 
     def _is_zero(self, value: Value) -> bool:
         op = self._definitions.get(value)
@@ -968,9 +971,7 @@ class Emitter:
         self._line(
             f"pack<{ctype}>({_reach(n)}, {_reach(k)}, {home.tile.name}, {strides[k]}, {strides[n]}, {packed.name});"
         )
-        self._read(packed)
-        self._tick()
-        self._reads[packed].append(self._time + 2)
+        self._packed.append(packed)
         return packed.name, "W", f"{_reach(k)} * W"
 
     def _vectors_of(self, home: _Home, n: Axis, other: Axis | None) -> tuple[str, str, str]:

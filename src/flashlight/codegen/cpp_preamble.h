@@ -254,11 +254,9 @@ FL_INLINE f32 m_abs(f32 x) { return __builtin_fabsf(x); }
 FL_INLINE f64 m_abs(f64 x) { return __builtin_fabs(x); }
 FL_INLINE vf32 m_abs(vf32 x) { return (vf32)((vi32)x & 0x7fffffff); }
 FL_INLINE vf64 m_abs(vf64 x) { return (vf64)((vi64)x & 0x7fffffffffffffffll); }
-template <class X> FL_INLINE X m_sign(X x) { return select(mask(x > 0), X{} + 1, select(mask(x < 0), X{} - 1, x - x)); }
-FL_INLINE f32 m_sign(f32 x) { return x > 0 ? 1.0f : x < 0 ? -1.0f : x == 0 ? 0.0f : x; }
-FL_INLINE f64 m_sign(f64 x) { return x > 0 ? 1.0 : x < 0 ? -1.0 : x == 0 ? 0.0 : x; }
-FL_INLINE vf32 m_sign(vf32 x) { return x > 0 ? spread(1.0f) : x < 0 ? spread(-1.0f) : x == 0 ? vf32{} : x; }
-FL_INLINE vf64 m_sign(vf64 x) { return x > 0 ? spread(1.0) : x < 0 ? spread(-1.0) : x == 0 ? vf64{} : x; }
+template <class X> FL_INLINE X m_sign(X x) {  // 0 of NaN
+  return select(mask(x > 0), X{} + 1, select(mask(x < 0), X{} - 1, X{}));
+}
 
 // max and min: `_nan` propagate NaN; the plain ones return the second operand if either is NaN.
 template <class X> FL_INLINE X max_any(X a, X b) { return select(mask(a > b), a, b); }

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 from flashlight.codegen.blocks import Kernel
-from flashlight.codegen.cpp import Source, emit, translation_unit
+from flashlight.codegen.cpp import Lanes, Source, emit, translation_unit
 from flashlight.codegen.lower import lower
 from flashlight.errors import CompileError, Refusal
-from flashlight.ir.dtypes import DType
 from flashlight.ir.exprs import Buffer
 from flashlight.ir.nests import Loop, Program
 from flashlight.ir.text import print_statement
@@ -24,19 +23,8 @@ from flashlight.rewrite.bounds import loop_bounds
 from flashlight.rewrite.tile import Schedule, evaluate
 from flashlight.rewrite.tile_cpu import cpu_schedule
 from flashlight.runtime.executable import KernelInfo
+from flashlight.runtime.types import TORCH_TYPES
 
-TORCH_TYPES = {
-    DType.BOOL: torch.bool,
-    DType.U8: torch.uint8,
-    DType.I8: torch.int8,
-    DType.I16: torch.int16,
-    DType.I32: torch.int32,
-    DType.I64: torch.int64,
-    DType.F16: torch.float16,
-    DType.BF16: torch.bfloat16,
-    DType.F32: torch.float32,
-    DType.F64: torch.float64,
-}
 FLAGS = (
     "-O3",
     "-g0",
@@ -94,13 +82,14 @@ def step_of(
     hints: Mapping[str, int],
     number: int = 0,
     schedule: Schedule | None = None,
+    lanes: Lanes | None = None,
 ) -> Step:
     """The C++ of one loop, by the default schedule unless another is given."""
     if schedule is None:
         schedule = with_bounds(program, loop, cpu_schedule(loop, hints, torch.get_num_threads()))
     suffix = f"_{number}" if len(program.loops) > 1 else ""
     kernel = lower(loop, schedule, _identifier(program.name) + suffix)
-    return Step(loop, schedule, kernel, emit(kernel))
+    return Step(loop, schedule, kernel, emit(kernel, lanes))
 
 
 def with_bounds(program: Program, loop: Loop, schedule: Schedule) -> Schedule:
