@@ -52,7 +52,7 @@ $(VENV)/.flashlight: pyproject.toml tools/install.sh
 
 # Without an environment, the metadata alone is enough for torch.compile to find the backend's entry point under PYTHONPATH=src.
 src/flashlight.egg-info/entry_points.txt: pyproject.toml
-	$(PYTHON) -c "from setuptools import setup; setup()" -q egg_info
+	-$(PYTHON) -c "from setuptools import setup; setup()" -q egg_info
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
