@@ -207,6 +207,7 @@ class Builder:
         *,
         full: bool = False,
         unroll: bool = False,
+        single: bool = False,
         base: Value | None = None,
         end: Value | None = None,
     ) -> tuple[Value, ...]:
@@ -233,17 +234,12 @@ class Builder:
             self._level[result] = len(self._scopes) - 1
             slots.append(Slot(name, init, value, result))
         op = For(
-            index,
-            lo,
-            hi,
-            kind,
-            axis,
-            tuple(slots),
-            Block(tuple(scope.ops), yields),
-            full,
-            unroll,
-            base,
-            end,
+            *(index, lo, hi, kind, axis, tuple(slots), Block(tuple(scope.ops), yields)),
+            full=full,
+            unroll=unroll,
+            single=single,
+            base=base,
+            end=end,
         )
         self._scopes[-1].ops.append(op)
         return tuple(s.result for s in slots)

@@ -76,10 +76,19 @@ class Context:
 
 @dataclass(frozen=True)
 class Factor:
-    """A factor of a product, or a divisor."""
+    """A factor of a product.
+
+    Attributes:
+        expr: its value, or a condition.
+        divides: it is a divisor.
+        guarded: it stood in a branch that may not be taken, so what it loads may be out of range.
+        selects: a condition: the product is 0 where it does not hold.
+    """
 
     expr: Expr
     divides: bool = False
+    guarded: bool = False
+    selects: bool = False
 
 
 class Expressions:
@@ -467,29 +476,29 @@ class Expressions:
     def product(self, factors: Sequence[Factor], ctx: Context, guarded: bool = False) -> Value:
         """The product of factors: a single load as loaded, anything else computed."""
         b = self.builder
-        if len(factors) == 1 and not factors[0].divides:
-            return self.value(factors[0].expr, ctx, guarded)
-        total: Value | None = None
-        for f in sorted(factors, key=lambda f: f.divides):
-            value = self.value(f.expr, ctx, guarded)
-            value = b.cast(value, _float(value.dtype.compute))
-            if total is None:
-                total = b.compute("reciprocal", value) if f.divides else value
-                continue
-            dtype = promote(total.dtype, value.dtype)
-            total = b.compute(
-                "div" if f.divides else "mul", b.cast(total, dtype), b.cast(value, dtype)
-            )
-        return b.constant(1.0, DType.F32) if total is None else total
+        plain = [f for f in factors if not f.selects]
+        if len(plain) == 1 and not plain[0].divides:
+            total = self.value(plain[0].expr, ctx, guarded or plain[0].guarded)
+        else:
+            total = b.constant(1.0, DType.F32)
+            total = self.times(total, plain, ctx, guarded)
+        return self.times(total, [f for f in factors if f.selects], ctx, guarded)
 
     def times(
         self, total: Value, factors: Sequence[Factor], ctx: Context, guarded: bool = False
     ) -> Value:
-        """total times the factors."""
+        """total times the factors; products first, then quotients, then guards."""
         b = self.builder
-        for f in sorted(factors, key=lambda f: f.divides):
-            value = b.cast(self.value(f.expr, ctx, guarded), total.dtype)
-            total = b.compute("div" if f.divides else "mul", total, value)
+        for f in sorted(factors, key=lambda f: (f.selects, f.divides)):
+            value = self.value(f.expr, ctx, guarded or f.guarded)
+            if f.selects:
+                total = b.compute(
+                    "select", value, total, b.constant(0.0, total.dtype), hint=total.name
+                )
+                continue
+            dtype = promote(total.dtype, _float(value.dtype.compute))
+            op = "div" if f.divides else "mul"
+            total = b.compute(op, b.cast(total, dtype), b.cast(value, dtype), hint=total.name)
         return total
 
     def operands(
@@ -572,20 +581,19 @@ class Expressions:
 # -- Products.
 
 
-def factors_of(expr: Expr) -> list[Factor]:
-    """The factors of a product; widening casts are transparent, and a guard with else-branch 0 is a factor of its own."""
+def factors_of(expr: Expr, guarded: bool = False) -> list[Factor]:
+    """The factors of a product; a guard with else-branch 0 is a factor of its own."""
     match expr:
         case Binary("mul", a, b) if dtype_of(expr).is_float:
-            return factors_of(a) + factors_of(b)
+            return factors_of(a, guarded) + factors_of(b, guarded)
         case Binary("div", a, b) if dtype_of(expr).is_float:
-            return [*factors_of(a), Factor(b, True)]
+            return [*factors_of(a, guarded), Factor(b, divides=True, guarded=guarded)]
         case Unary("neg", x) if dtype_of(expr).is_float:
-            return [*factors_of(x), Factor(Const(-1.0, DType.F32))]
+            return [*factors_of(x, guarded), Factor(Const(-1.0, DType.F32))]
         case Select(condition, a, b) if is_literal(b, 0) and not _is_flat(a):
-            one, zero = Const(1.0, DType.F32), Const(0.0, DType.F32)
-            return [*factors_of(a), Factor(Select(condition, one, zero))]
+            return [*factors_of(a, True), Factor(condition, guarded=guarded, selects=True)]
         case _:
-            return [Factor(expr)]
+            return [Factor(expr, guarded=guarded)]
 
 
 def _is_flat(expr: Expr) -> bool:
@@ -594,7 +602,7 @@ def _is_flat(expr: Expr) -> bool:
 
 
 def _is_load(factor: Factor) -> bool:
-    return not factor.divides and isinstance(factor.expr, Load)
+    return not factor.divides and not factor.selects and isinstance(factor.expr, Load)
 
 
 def _is_upcast(expr: Expr) -> bool:

@@ -249,6 +249,7 @@ class _Lowering:
                     full=full,
                     base=base,
                     end=end if exact else None,
+                    single=single,
                 )
             )
         return tuple(values)
@@ -260,6 +261,8 @@ class _Lowering:
         """Tiles that cover the positions from start to end."""
         assert self.cols is not None
         b, block = self.b, self.cols.block
+        if start is end:
+            return self._zero()
         count = b.compute("sub", end, start)
         rounded = b.compute("add", count, b.constant(block - 1, DType.I32))
         return b.compute("quotient", rounded, b.constant(block, DType.I32))
@@ -522,7 +525,8 @@ class _Lowering:
                 return done
         value = self._tile_value(c.body, c.dtype, SUM, ctx)
         if self.schedule.exact and cols not in value.axes:
-            here = b.compute("ge", b.positions(cols), self._zero())
+            at = ctx.places.position(self.schedule.cols[-1])  # of this tile, so that the sum stays in its loop
+            here = b.compute("ge", at, self._zero())
             value = b.compute("select", here, value, identity(b, SUM, c.dtype))
         if cols in value.axes:
             part = b.fold(SUM, value, cols, hint=f"{c.name}_tile")
@@ -678,4 +682,4 @@ def _one_of(dtype: DType) -> float:
 
 
 def _is_plain(factor: Factor) -> bool:
-    return not factor.divides and isinstance(factor.expr, Load)
+    return not factor.divides and not factor.selects and isinstance(factor.expr, Load)
