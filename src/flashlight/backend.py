@@ -7,12 +7,11 @@ and before the partitioner decides what is saved. What the pass does not take, I
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx
@@ -47,7 +46,10 @@ class FuseRegions(CustomGraphPass):
         except Exception as error:
             if options.strict:
                 raise
-            _warn_once(f"{type(error).__name__}: {error}")
+            record.warn_once(
+                "Flashlight left a graph to Inductor because of an error of its own: "
+                f"{type(error).__name__}: {error}"
+            )
             return
         if options.strict and found.refusals:
             raise RefusedError(found.refusals[0])
@@ -113,10 +115,10 @@ def _compile(
 ) -> Callable[..., Any]:
     from torch._inductor.compile_fx import compile_fx
 
-    compiled: Callable[..., Any] = compile_fx(
+    compiled: Any = compile_fx(
         gm, list(example_inputs), config_patches=patches, decompositions=decompositions()
     )
-    return compiled
+    return cast(Callable[..., Any], compiled)
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
@@ -212,15 +214,3 @@ def source_hash() -> str:
         digest.update(path.relative_to(folder).as_posix().encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-_warned: set[str] = set()
-
-
-def _warn_once(message: str) -> None:
-    if message not in _warned:
-        _warned.add(message)
-        warnings.warn(
-            f"Flashlight left a graph to Inductor because of an error of its own: {message}",
-            stacklevel=3,
-        )

@@ -6,6 +6,7 @@ Transactional: everything that may fail happens before the graph is touched.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import torch
 import torch.fx
@@ -14,16 +15,19 @@ from flashlight import trace
 from flashlight.capture import record
 from flashlight.capture.emit import Emitted, emit, origins_of
 from flashlight.capture.normalize import shield_softmax, why_not_graph
-from flashlight.capture.record import Record, Taken
-from flashlight.capture.regions import Finder
+from flashlight.capture.record import Record, Taken, warn_once
+from flashlight.capture.regions import Finder, Region
 from flashlight.capture.splice import Splice, acyclic, apply, shapes_from_inputs
 from flashlight.errors import Refusal
+from flashlight.ir.exprs import Size
+from flashlight.ir.nests import Program
 from flashlight.lift import rules as _rules  # registers the lifting rules
+from flashlight.lift.cells import user_line
 from flashlight.lift.extents import extent_of, hint
 from flashlight.lift.lift import Lifter, hints_of
 from flashlight.options import Options
 from flashlight.pipeline import CANONICAL, optimize
-from flashlight.rewrite.canonical import canonical_sizes, canonicalize
+from flashlight.rewrite.canonical import InputView, canonical_sizes, canonicalize
 from flashlight.runtime.op import executable, token_of
 
 del _rules
@@ -48,7 +52,7 @@ def capture(graph: torch.fx.Graph, options: Options) -> Record:
     splices: list[tuple[Splice, Taken]] = []
     for number, region in enumerate(regions):
         with trace.region(f"region{number}"):
-            result = _compile(emit(region, lifter, hints), hints, options)
+            result = _tried(region, lifter, hints, options)
         if isinstance(result, Refusal):
             found.refusals.append(result)
         else:
@@ -61,6 +65,22 @@ def capture(graph: torch.fx.Graph, options: Options) -> Record:
     return found
 
 
+def _tried(
+    region: Region, lifter: Lifter, hints: Mapping[str, int], options: Options
+) -> tuple[Splice, Taken] | Refusal:
+    """A compiled region. An error of ours costs this region only, unless `strict`."""
+    try:
+        return _compile(emit(region, lifter, hints), hints, options)
+    except Exception as error:
+        if options.strict:
+            raise
+        cell = region.roots[-1]
+        where = user_line(cell.tensors[0]) or cell.name
+        message = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        warn_once(f"Flashlight left a region to Inductor because of an error of its own: {message}")
+        return Refusal("internal-error", f"Compiling the region raised {message}.", where)
+
+
 def _compile(
     emitted: Emitted, hints: Mapping[str, int], options: Options
 ) -> tuple[Splice, Taken] | Refusal:
@@ -70,11 +90,7 @@ def _compile(
     if not emitted.inputs:
         return Refusal("no-inputs", "The region reads no tensor.", where)
     trace.left("lifted", emitted.program)
-    program = emitted.program
-    for step in CANONICAL:
-        program = trace.step(step.__name__.removesuffix("_program"), step, program)
-    sizes = canonical_sizes(program)
-    program, views = canonicalize(program)
+    program, views, sizes = _canonical(emitted.program)
     trace.left("canonical", program)
     known = {
         new.name: hints.get(old.name, 64) for new, old in zip(program.sizes, sizes, strict=True)
@@ -89,6 +105,15 @@ def _compile(
         return _located(built, where)
     taken = Taken(emitted.program, program, token, str(device), known, origins)
     return Splice(emitted, views, sizes, program, token), taken
+
+
+@lru_cache(maxsize=256)
+def _canonical(program: Program) -> tuple[Program, tuple[InputView, ...], tuple[Size, ...]]:
+    """The canonical form of a lifted program, with its inputs and sizes. Layers of a model share one."""
+    for step in CANONICAL:
+        program = trace.step(step.__name__.removesuffix("_program"), step, program)
+    renamed, views = canonicalize(program)
+    return renamed, views, canonical_sizes(program)
 
 
 def _located(refusal: Refusal, where: str) -> Refusal:

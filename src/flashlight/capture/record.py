@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -82,3 +83,13 @@ def publish(record: Record) -> None:
         trace.say(trace.REGIONS, "capture", "taken: %s nests, %s", len(taken.lifted.nests), lines)
     for refusal in record.refusals:
         trace.say(trace.REGIONS, "capture", "refused: %s", refusal)
+
+
+_warned: set[str] = set()
+
+
+def warn_once(message: str) -> None:
+    """Warn of something that would otherwise be repeated for every graph."""
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, stacklevel=2)

@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import sympy
@@ -250,25 +251,26 @@ class Writer:
     def _symbol_nodes(self) -> Iterator[tuple[str, Callable[[], Node]]]:
         """How to get each symbol: as an input of the graph, or from the shape of one."""
         found: dict[str, Callable[[], Node]] = {}
-        for node in self.graph.nodes:
+        inputs = [n for n in self.graph.nodes if n.op == "placeholder"]
+        for node in inputs:
+            for name in _symbol_name(node.meta.get("val")):
+                found.setdefault(name, partial(_itself, node))
+        for node in inputs:
             val = node.meta.get("val")
-            if (
-                node.op == "placeholder"
-                and isinstance(val, torch.SymInt)
-                and val.node.expr.is_Symbol
-            ):
-                found.setdefault(str(val.node.expr), lambda node=node: node)  # type: ignore[misc]
-        for node in self.graph.nodes:
-            val = node.meta.get("val")
-            if node.op != "placeholder" or not isinstance(val, torch.Tensor):
-                continue
-            for axis, size in enumerate(val.shape):
-                if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-                    found.setdefault(
-                        str(size.node.expr),
-                        lambda node=node, axis=axis: self.call(aten.sym_size.int, node, axis),  # type: ignore[misc]
-                    )
+            for axis, size in enumerate(val.shape if isinstance(val, torch.Tensor) else ()):
+                for name in _symbol_name(size):
+                    found.setdefault(name, partial(self.call, aten.sym_size.int, node, axis))
         yield from found.items()
+
+
+def _symbol_name(size: Any) -> Iterator[str]:
+    """The name of a size that is a symbol."""
+    if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+        yield str(size.node.expr)
+
+
+def _itself(node: Node) -> Node:
+    return node
 
 
 _OPERATORS: dict[str, Callable[..., Any]] = {

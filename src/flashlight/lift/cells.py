@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch.fx
 
@@ -54,8 +55,12 @@ class Cell:
     def is_pointwise(self) -> bool:
         return self.nest.monoid is None
 
-    def loads(self) -> tuple[Load, ...]:
+    @cached_property
+    def _loads(self) -> tuple[Load, ...]:
         return loads(self.nest.body)
+
+    def loads(self) -> tuple[Load, ...]:
+        return self._loads
 
     def extents(self) -> tuple[Extent, ...]:
         """Sizes of the nest's parallel dims."""

@@ -166,7 +166,7 @@ _library.define(
 _library.impl("fused", run, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("flashlight::fused", lib=_library)
+@torch.library.register_fake("flashlight::fused", lib=_library)  # type: ignore[untyped-decorator]
 def _fake(ins: Sequence[torch.Tensor], syms: Sequence[Any], token: str) -> list[torch.Tensor]:
     return outputs_like(payload_of(token).program, ins[0], syms)
 
