@@ -24,7 +24,7 @@ from flashlight import trace
 from flashlight.capture import record
 from flashlight.capture.capture import capture
 from flashlight.capture.record import Record, collecting
-from flashlight.errors import RefusedError
+from flashlight.errors import ProgramError, RefusedError
 from flashlight.options import Options, from_environment
 
 # Products that Inductor would take apart before our pass sees them, where one matrix is a vector: decoding would lose both.
@@ -43,6 +43,8 @@ class FuseRegions(CustomGraphPass):
         try:
             with trace.using(options.debug, options.dump):
                 found = capture(graph, options)
+        except ProgramError:
+            raise
         except Exception as error:
             if options.strict:
                 raise

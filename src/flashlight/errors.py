@@ -1,4 +1,8 @@
-"""What can go wrong, by who is at fault: we chose not to (Refusal), we should have and could not (CompileError), our bug (VerifyError)."""
+"""What can go wrong, by who is at fault.
+
+We chose not to (Refusal), we should have and could not (CompileError), the user's program is wrong (ProgramError), our bug
+(VerifyError).
+"""
 
 from __future__ import annotations
 
@@ -44,6 +48,10 @@ class RefusedError(CompileError):
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(str(refusal))
         self.refusal = refusal
+
+
+class ProgramError(FlashlightError, RuntimeError):
+    """The user's program is one that eager refuses; raised as eager would, never hidden by a kernel."""
 
 
 class VerifyError(FlashlightError):

@@ -14,7 +14,11 @@ import torch.fx
 from flashlight import trace
 from flashlight.capture import record
 from flashlight.capture.emit import Emitted, emit, origins_of
-from flashlight.capture.normalize import shield_softmax, why_not_graph
+from flashlight.capture.normalize import (
+    reject_mixed_products,
+    shield_softmax,
+    why_not_graph,
+)
 from flashlight.capture.record import Record, Taken, warn_once
 from flashlight.capture.regions import Finder, Region
 from flashlight.capture.splice import Splice, acyclic, apply, shapes_from_inputs
@@ -36,6 +40,7 @@ del _rules
 def capture(graph: torch.fx.Graph, options: Options) -> Record:
     """Fuse what can be fused in a graph, in place, and say what was done."""
     found = Record()
+    reject_mixed_products(graph)
     refused = why_not_graph(graph)
     if refused is not None:
         found.refusals.append(refused)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.fx
 
-from flashlight.errors import Refusal
+from flashlight.errors import ProgramError, Refusal
 
 aten = torch.ops.aten
 
@@ -23,6 +23,30 @@ def why_not_graph(graph: torch.fx.Graph) -> Refusal | None:
                 "Call the function under torch.no_grad() where gradients are not needed.",
             )
     return None
+
+
+_OPERANDS = {
+    aten.mm.default: 0,
+    aten.bmm.default: 0,
+    aten.addmm.default: 1,
+    aten.baddbmm.default: 1,
+}
+
+
+def reject_mixed_products(graph: torch.fx.Graph) -> None:
+    """Raise what eager raises for a product of matrices of two types.
+
+    Inductor of torch 2.11 compiles one for CUDA without a word, which hides the user's mistake.
+    """
+    for node in graph.nodes:
+        if node.op != "call_function" or node.target not in _OPERANDS:
+            continue
+        first = _OPERANDS[node.target]
+        a, b = (x.meta["val"].dtype for x in node.args[first : first + 2])
+        if a != b:
+            where = str(node.meta.get("stack_trace") or "").strip()
+            message = f"expected mat1 and mat2 to have the same dtype, but got: {a} != {b}"
+            raise ProgramError(message + (f"\n{where}" if where else ""))
 
 
 def shield_softmax(graph: torch.fx.Graph) -> int:

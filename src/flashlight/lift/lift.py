@@ -132,6 +132,8 @@ class Lifter:
         if entry is None or not _is_plain(node.meta.get("val")):
             return None
         function, is_view = entry
+        if is_view and self._is_stored(node):
+            return None  # a real tensor, which no operator of the graph may be handed but the one that copies it
         try:
             result = function(self, node, *node.args, **node.kwargs)
         except (UntranslatableSize, NoRuleError):
@@ -144,6 +146,14 @@ class Lifter:
         elif isinstance(result, Value) and result.source:
             self.cells[result.source].tensors.append(node)
         return result
+
+    def _is_stored(self, node: torch.fx.Node) -> bool:
+        """Whether the node reads a tensor constant whose elements are not known."""
+        source = node.args[0] if node.args else None
+        if not isinstance(source, torch.fx.Node) or source.op != "get_attr":
+            return False
+        value = self.values.get(source)
+        return not (isinstance(value, Value) and value.is_index)
 
     def _getitem(self, node: torch.fx.Node) -> Result:
         source, index = node.args
@@ -183,7 +193,7 @@ class Lifter:
             tensor = getattr(tensor, part, None)
         if not isinstance(tensor, torch.Tensor) or tensor.numel() != 1 or not _is_plain(tensor):
             return None
-        if type(tensor) is not torch.Tensor or tensor.device.type != "cpu":
+        if type(tensor) is not torch.Tensor or tensor.device.type == "meta":
             return None
         dtype = DTYPES[tensor.dtype]
         with unset_fake_temporarily():  # a constant of the graph is a real tensor
