@@ -233,6 +233,17 @@ CASES: dict[str, Case] = {
     "alibi": Case(
         attention(f"{DOT} + slopes[h] * f32(k - q)", ("slopes: f32[2]",)), _SMALL, 32, 32
     ),
+    "alibi_causal": Case(
+        attention(
+            f"where(k <= q, {DOT} - slopes[h] * f32(q - k), -inf)", ("slopes: f32[2]",)
+        ),
+        _SQUARE,
+        32,
+        16,
+    ),
+    "alibi_both_ways": Case(
+        attention(f"{DOT} - slopes[h] * f32(abs(q - k))", ("slopes: f32[2]",)), _SMALL, 32, 32
+    ),
     "bias": Case(attention(f"{DOT} + B[h, q, k]", ("B: f16[2, S, T]",)), _SMALL, 32, 32),
     "bool_mask": Case(
         attention(f"where(M[b, k], {DOT}, -inf)", ("M: bool[2, T]",)), _SMALL, 32, 32

@@ -281,6 +281,8 @@ class Builder:
                 return self._simple_cast(args[0], known[0], dtype)
             case "select":
                 return self._simple_select(args, known[0], dtype)
+            case "fma" if known[1] == 1.0:
+                return self.compute("add", args[0], args[2], dtype=dtype)
             case "and" | "or" | "not" if dtype is DType.BOOL:
                 return self._simple_logic(op, args, known)
             case "add" | "sub" | "mul" | "floordiv" | "quotient" if dtype.is_int:

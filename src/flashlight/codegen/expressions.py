@@ -10,6 +10,7 @@ from flashlight.codegen.blocks import Axis, Value
 from flashlight.codegen.builder import Builder, unsupported
 from flashlight.codegen.exponents import Scaled
 from flashlight.codegen.places import Place, Places, fits_i32, interval
+from flashlight.codegen.separate import Separated, Separator, affine_parts, has_positions
 from flashlight.ir.dtypes import DType, promote
 from flashlight.ir.exprs import (
     COMPARISONS,
@@ -232,12 +233,30 @@ class Expressions:
 
     def _cast(self, x: Expr, dtype: DType, ctx: Context, guarded: bool) -> Value:
         b = self.builder
+        if dtype is DType.F32 and dtype_of(x).is_int:
+            spread = self._positions_as_float(x, ctx, guarded)
+            if spread is not None:
+                return spread
         value = self.value(x, ctx, guarded)
         if dtype is DType.I64 and value.dtype.is_int and fits_i32(x):
             return value
         if dtype is DType.BOOL and value.dtype is not DType.BOOL:
             return b.compute("ne", value, b.constant(0, value.dtype))
         return b.cast(value, dtype)
+
+    def _positions_as_float(self, x: Expr, ctx: Context, guarded: bool) -> Value | None:
+        """An integer over rows and columns as a float: converted as vectors, not element by element."""
+        match x:
+            case Unary("abs" | "neg" as op, inner):
+                value = self._positions_as_float(inner, ctx, guarded)
+                return None if value is None else self.builder.compute(op, value)
+        cols = next((a for a in self.builder.axes if a.role == "cols"), None)
+        if cols is None or len(ctx.places.axes(x)) < 2:
+            return None
+        pair = affine_parts(
+            self.builder, ctx.places, cols, x, lambda e: self.typed_index(e, ctx, guarded)
+        )
+        return None if pair is None else self.builder.compute("add", *pair)
 
     def _select(
         self, expr: Expr, condition: Expr, a: Expr, c: Expr, ctx: Context, guarded: bool
@@ -266,7 +285,10 @@ class Expressions:
         dtype = self._dtype(expr)
         match op:
             case "exp" if dtype is DType.F32:
-                return b.compute("exp2", self.typed(self.scaled(x), dtype, ctx, guarded), hint="p")
+                exponent = self._exponent(x, ctx, guarded)
+                if exponent is None:
+                    exponent = self.typed(self.scaled(x), dtype, ctx, guarded)
+                return b.compute("exp2", exponent, hint="p")
             case "anchor":
                 value = self.typed(x, dtype, ctx, guarded)
                 size = b.compute("abs", value)
@@ -281,6 +303,35 @@ class Expressions:
             case _:
                 value = self.typed(x, dtype, ctx, guarded)
                 return b.compute(op, value, dtype=dtype, fast=self.fast and op in _FAST)
+
+    def separated(self, expr: Expr, ctx: Context, guarded: bool = False) -> Separated | None:
+        """A score as scale * tile + row, or None where there is no row part worth keeping apart."""
+        cols = next((a for a in self.builder.axes if a.role == "cols"), None)
+        if cols is None or self.scaled.wide or not has_positions(expr):
+            return None
+        separate = Separator(
+            self.builder,
+            ctx.places,
+            cols,
+            lambda e: (
+                self.value(e, ctx, guarded)
+                if dtype_of(e) is DType.BOOL
+                else self.typed(e, DType.F32, ctx, guarded)
+            ),
+            lambda e: self.typed_index(e, ctx, guarded),
+        )
+        found = separate(expr)
+        return None if found.tile is None or found.row is None else found
+
+    def _exponent(self, x: Expr, ctx: Context, guarded: bool) -> Value | None:
+        """log2(e) * x for a score with a row part: one multiply-add on the tile, the rest on the rows."""
+        found = self.separated(x, ctx, guarded)
+        if found is None or found.tile is None or found.row is None:
+            return None
+        b = self.builder
+        row = b.compute("mul", found.row, b.constant(self.scaled.factor, DType.F32))
+        scale = b.constant(found.scale * self.scaled.factor, DType.F32)
+        return b.compute("fma", found.tile, scale, row)
 
     def _binary(self, expr: Binary, ctx: Context, guarded: bool) -> Value:
         b = self.builder

@@ -437,19 +437,31 @@ class _Lowering:
         if c.monoid is SUM:
             moved = self._moved(c, p, old[0], before, now)
             return [self._accumulated(c, moved, now)]
-        value = self._tile_value(c.body, c.dtype, c.monoid, now)
         nan = self._must_propagate(c)
+        apart = self.ex.separated(c.body, now) if c.dtype is DType.F32 else None
+        if apart is not None and apart.tile is not None and apart.scale > 0:
+            value = self._inside(apart.tile, c.monoid, now)
+        else:
+            apart = None
+            value = self._tile_value(c.body, c.dtype, c.monoid, now)
         if self.cols is not None and self.cols in value.axes:
             value = b.fold(c.monoid, value, self.cols, nan=nan, hint=f"{c.name}_tile")
+        if apart is not None and apart.row is not None:
+            scale = b.constant(apart.scale, DType.F32)
+            value = b.compute("fma", value, scale, apart.row, hint=f"{c.name}_tile")
         return [combine(b, c.monoid, old[0], value, nan=nan)]
 
     def _tile_value(self, body: Expr, dtype: DType, monoid: Monoid, ctx: Context) -> Value:
         """A carry's body with the monoid's identity past the end of the loop."""
-        value = self.ex.typed(body, dtype, ctx)
+        return self._inside(self.ex.typed(body, dtype, ctx), monoid, ctx)
+
+    def _inside(self, value: Value, monoid: Monoid, ctx: Context) -> Value:
+        """A tile with the monoid's identity past the end of the loop."""
         ok = ctx.places.ok(self.cols) if self.cols is not None else None
         if ok is None:
             return value
-        return self.b.compute("select", ok, value, identity(self.b, monoid, dtype), hint=value.name)
+        fill = identity(self.b, monoid, value.dtype)
+        return self.b.compute("select", ok, value, fill, hint=value.name)
 
     def _must_propagate(self, c: Carry) -> bool:
         """Whether NaN in a maximum must show in it: unless every reader also reads a sum moved by it, which is NaN itself."""
@@ -525,7 +537,9 @@ class _Lowering:
                 return done
         value = self._tile_value(c.body, c.dtype, SUM, ctx)
         if self.schedule.exact and cols not in value.axes:
-            at = ctx.places.position(self.schedule.cols[-1])  # of this tile, so that the sum stays in its loop
+            at = ctx.places.position(
+                self.schedule.cols[-1]
+            )  # of this tile, so that the sum stays in its loop
             here = b.compute("ge", at, self._zero())
             value = b.compute("select", here, value, identity(b, SUM, c.dtype))
         if cols in value.axes:

@@ -126,7 +126,7 @@ class Device:
 
 
 HOPPER = Device()
-AMPERE = Device(shared=163 * 1024, units=108, tma=False)
+AMPERE = Device(registers=185, shared=163 * 1024, units=108, tma=False)
 
 
 def extent_of(dim: Dim, hints: Mapping[str, int]) -> int:

@@ -376,21 +376,19 @@ def load_function(source: Source) -> Any:
     return getattr(module, source.kernel)
 
 
-_allocator_set = False
-
-
 def _set_allocator() -> None:
-    """Give Triton memory for the descriptors that kernels make."""
-    global _allocator_set
-    if _allocator_set or _INTERPRETING:
+    """Give Triton memory for the descriptors that kernels make: for this thread, and unless the user gave it some."""
+    if _INTERPRETING:
         return
     import triton
+    from triton.runtime import _allocation
 
-    def allocate(size: int, alignment: int, stream: int | None) -> torch.Tensor:
-        return torch.empty(size, device="cuda", dtype=torch.int8)
+    if isinstance(_allocation._allocator.get(), _allocation.NullAllocator):
+        triton.set_allocator(_allocate)
 
-    triton.set_allocator(allocate)
-    _allocator_set = True
+
+def _allocate(size: int, alignment: int, stream: int | None) -> torch.Tensor:
+    return torch.empty(size, device="cuda", dtype=torch.int8)
 
 
 def milliseconds(run: Any) -> float:
