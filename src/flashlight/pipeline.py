@@ -13,8 +13,15 @@ from flashlight.rewrite.fuse import fuse
 from flashlight.rewrite.group import group_and_online
 from flashlight.rewrite.simplify import simplify_program
 from flashlight.rewrite.split_dims import split_dims
+from flashlight.rewrite.unions import split_unions
 
-CANONICAL = (simplify_program, fuse, split_dims, simplify_program)
+CANONICAL = (
+    simplify_program,
+    fuse,
+    split_dims,
+    split_unions,  # before inputs become views: a key that is also read past its end would be two inputs
+    simplify_program,  # what the splits left behind
+)
 
 
 def prepare(program: Program) -> tuple[Program, tuple[InputView, ...]]:

@@ -14,9 +14,7 @@ from flashlight.ir.exprs import Size
 from flashlight.ir.interpret import Array, integer
 from flashlight.ir.nests import Program
 from flashlight.ir.text import parse_program
-from flashlight.rewrite.fuse import fuse
-from flashlight.rewrite.simplify import simplify_program
-from flashlight.rewrite.split_dims import split_dims
+from flashlight.pipeline import CANONICAL
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class Row:
     def fused(self) -> Program:
         """The program as `group_and_online` takes it."""
         program = parse_program(self.text)
-        for step in (simplify_program, fuse, split_dims, simplify_program):
+        for step in CANONICAL:
             program = step(program)
         return program
 

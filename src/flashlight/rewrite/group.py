@@ -14,7 +14,6 @@ from flashlight.rewrite.bits import strip_casts
 from flashlight.rewrite.factor import factor_weights
 from flashlight.rewrite.online import Choice, online
 from flashlight.rewrite.placement import Group, Placement
-from flashlight.rewrite.unions import split_unions
 
 Choose = Callable[[Sequence[Choice]], Choice]
 """Picks one of the legal loops of a group; the first is the default."""
@@ -58,13 +57,12 @@ def group_and_online(
     Legal when: the groups' graph stays acyclic and no nest reads a final of its own group at another row.
 
     Args:
-        program: as `fuse` leaves it.
+        program: as the passes of `pipeline.CANONICAL` leave it.
         tangents: inputs that are gradients of outputs; what depends on them is grouped apart.
         choose: picks among the legal loops of each group.
     """
     if program.loops:
         return Refusal("loops-already", "The program holds loops already.")
-    program = split_unions(program)
     groups = group(program, tangents)
     if isinstance(groups, Refusal):
         return groups
