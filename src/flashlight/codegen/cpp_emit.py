@@ -146,7 +146,7 @@ class Emitter:
             self.order[self.rows] = -1
         self.workspace = Workspace()
         self.workspace_bytes = 0
-        self.double = False
+        self.double = _is_double(kernel)
         self._definitions: dict[Value, Op] = {}
         self._users: dict[Value, list[Op]] = {}
         self._homes: dict[Value, _Home] = {}
@@ -184,7 +184,6 @@ class Emitter:
         for op in walk(body):
             for value in results(op):
                 self._definitions[value] = op
-                self.double |= value.dtype is DType.F64
             for value in operands(op):
                 self._users.setdefault(value, []).append(op)
             if isinstance(op, For | If):
@@ -1079,6 +1078,15 @@ class Emitter:
         for slot in slots:
             if slot in variables:
                 self._define(slot.result, variables[slot])
+
+
+def _is_double(kernel: Kernel) -> bool:
+    """Whether vectors should be sized for doubles: the products are, or there are none and some tile is."""
+    values = [v for op in walk(kernel.body) for v in results(op)]
+    products = {op.result.dtype for op in walk(kernel.body) if isinstance(op, Dot)}
+    if products:
+        return DType.F64 in products
+    return any(v.axes and v.dtype is DType.F64 for v in values)
 
 
 def _needs(op: Op) -> set[Value]:

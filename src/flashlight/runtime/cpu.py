@@ -16,7 +16,7 @@ from flashlight.codegen.blocks import Kernel
 from flashlight.codegen.cpp import Lanes, Source, emit, translation_unit
 from flashlight.codegen.lower import lower
 from flashlight.errors import CompileError, Refusal
-from flashlight.ir.exprs import Buffer
+from flashlight.ir.exprs import Buffer, Const, Expr
 from flashlight.ir.nests import Loop, Program
 from flashlight.ir.text import print_statement
 from flashlight.rewrite.bounds import loop_bounds
@@ -110,9 +110,27 @@ class CpuExecutable:
         self.program = program
         self.steps = tuple(steps)
         self.hints = dict(hints)
-        self._text = translation_unit([s.source for s in steps])
-        library = load_library(self._text)
-        self._functions = [_function(library, s.source.name) for s in steps]
+        library = load_library(translation_unit([s.source for s in steps]))
+        self._sizes = tuple(s.name for s in program.sizes)
+        self._places = {b.name: n for n, b in enumerate(program.inputs)}
+        self._launches = tuple(self._prepared(step, library) for step in self.steps)
+        self._outputs = tuple(self._places[name] for name in program.outputs)
+
+    def _prepared(self, step: Step, library: ctypes.CDLL) -> _Launch:
+        """A step with everything looked up that does not depend on a call; gives its results places among the tensors."""
+        for give in step.loop.gives:
+            self._places[give.name] = len(self._places)
+        buffers = step.buffers
+        return _Launch(
+            function=_function(library, step.source.name),
+            gives=tuple((_shape(g.buffer), TORCH_TYPES[g.dtype]) for g in step.loop.gives),
+            sizes=step.source.sizes,
+            arrays=tuple(self._places[b.name] for b in buffers),
+            pointers=ctypes.c_void_p * len(buffers),
+            numbers=ctypes.c_longlong
+            * (len(step.source.sizes) + sum(len(b.shape) for b in buffers)),
+            workspace=step.source.workspace,
+        )
 
     @property
     def kernels(self) -> tuple[KernelInfo, ...]:
@@ -133,30 +151,52 @@ class CpuExecutable:
         )
 
     def __call__(self, inputs: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
-        known = {s.name: int(n) for s, n in zip(self.program.sizes, sizes, strict=True)}
-        tensors = {b.name: t for b, t in zip(self.program.inputs, inputs, strict=True)}
+        known = dict(zip(self._sizes, sizes, strict=True))
+        tensors = list(inputs)
         threads = thread_count()
-        for step, function in zip(self.steps, self._functions, strict=True):
-            for give in step.loop.gives:
-                tensors[give.name] = _empty(give.buffer, known)
-            numbers = [known[name] for name in step.source.sizes]
-            arrays = []
-            for buffer in step.buffers:
-                tensor = tensors[buffer.name]
-                arrays.append(tensor.data_ptr())
-                numbers.extend(tensor.stride())
-            function(
-                (ctypes.c_void_p * len(arrays))(*arrays),
-                (ctypes.c_longlong * len(numbers))(*numbers),
-                workspace(step.source.workspace * threads),
+        for launch in self._launches:
+            for shape, dtype in launch.gives:
+                fixed = [n if isinstance(n, int) else evaluate(n, known) for n in shape]
+                tensors.append(torch.empty(fixed, dtype=dtype))
+            numbers = [known[name] for name in launch.sizes]
+            pointers = []
+            for place in launch.arrays:
+                tensor = tensors[place]
+                pointers.append(tensor.data_ptr())
+                numbers += tensor.stride()
+            launch.function(
+                launch.pointers(*pointers),
+                launch.numbers(*numbers),
+                workspace(launch.workspace * threads),
                 threads,
             )
-        return [tensors[name] for name in self.program.outputs]
+        return [tensors[place] for place in self._outputs]
 
 
-def _empty(buffer: Buffer, sizes: Mapping[str, int]) -> torch.Tensor:
-    shape = [evaluate(e, sizes) for e in buffer.shape]
-    return torch.empty(shape, dtype=TORCH_TYPES[buffer.dtype])
+@dataclass(frozen=True)
+class _Launch:
+    """What a call does for one kernel.
+
+    Attributes:
+        function: the kernel.
+        gives: (shape, type) of each result, in order of the places they get.
+        sizes: symbolic sizes it is handed.
+        arrays: places of the tensors it is handed.
+        pointers, numbers: ctypes arrays of the right lengths.
+        workspace: bytes for each thread.
+    """
+
+    function: Any
+    gives: tuple[tuple[tuple[int | Expr, ...], torch.dtype], ...]
+    sizes: tuple[str, ...]
+    arrays: tuple[int, ...]
+    pointers: type[ctypes.Array[ctypes.c_void_p]]
+    numbers: type[ctypes.Array[ctypes.c_longlong]]
+    workspace: int
+
+
+def _shape(buffer: Buffer) -> tuple[int | Expr, ...]:
+    return tuple(int(e.value) if isinstance(e, Const) else e for e in buffer.shape)
 
 
 def _function(library: ctypes.CDLL, name: str) -> Any:
