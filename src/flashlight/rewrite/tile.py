@@ -72,6 +72,8 @@ class Schedule:
         group: grid points whose row tiles are interleaved (heaviest first within a group); 1 keeps a grid point's tiles together.
         tma: fetch tiles by descriptors where strides and alignment allow.
         bounds: for each pass, where it may skip; None runs all.
+        skips: for each pass, a condition on rows and cols without which an element has nothing to do: tiles in which it holds
+            nowhere are left out (decided by looking, where bounds cannot tell beforehand).
         exact: the emitter ends each tile where its dims or bounds end, so nothing is padded or masked for being past an end.
     """
 
@@ -87,6 +89,7 @@ class Schedule:
     group: int = 1
     tma: bool = False
     bounds: tuple[Bounds | None, ...] = ()
+    skips: tuple[Expr | None, ...] = ()
     exact: bool = False
 
     def __str__(self) -> str:
@@ -126,7 +129,7 @@ class Device:
 
 
 HOPPER = Device()
-AMPERE = Device(registers=185, shared=163 * 1024, units=108, tma=False)
+AMPERE = Device(registers=170, shared=163 * 1024, units=108, tma=False)
 
 
 def extent_of(dim: Dim, hints: Mapping[str, int]) -> int:
@@ -322,6 +325,7 @@ class Footprint:
         masked: whether conditions vary over the tile.
         wide: words per pair of elementwise reductions written out.
         positions: whether the place of an extremum is kept.
+        ragged: whether the number of columns is not known.
         row_count, col_count: extents.
         accumulates: whether a carry has a whole dim.
         double: arithmetic in f64.
@@ -337,6 +341,7 @@ class Footprint:
     masked: bool
     wide: int
     positions: bool
+    ragged: bool
     row_count: int
     col_count: int
     accumulates: bool
@@ -393,6 +398,7 @@ def _footprint(loop: Loop, base: Schedule, hints: Mapping[str, int]) -> Footprin
         masked=any(isinstance(n, Select) and free_dims(n.condition) & cols for n in pairs),
         wide=2 * len(elementwise),
         positions=any(c.monoid.is_position for c in loop.carries),
+        ragged=not all(isinstance(d.extent, Const) for d in base.cols),
         row_count=_product(base.rows, hints),
         col_count=_product(base.cols, hints),
         accumulates=bool(whole) or bool(sums),
@@ -466,7 +472,9 @@ def registers(f: Footprint, s: Schedule) -> int:
     pairs = s.row_block * s.col_block * (scores + f.wide)
     tiles = (s.row_block * f.accumulated + pairs) / (32 * s.warps)
     fixed = 26 + 30 * max(0, f.dots - 1) + (100 if f.positions else 0)
-    fixed += 30 if s.warps > 4 and s.row_block < 16 * s.warps else 0  # weights cross warps
+    fixed += s.col_block // 2 if s.row_block < 16 * s.warps else 0  # weights cross warps
+    fixed += 20 if f.ragged else 0
+    fixed += 60 if s.outer and f.dots > 1 else 0
     along = (f.vectors + (1 if f.masked else 0)) * s.col_block // 4
     return int(tiles * (2 if f.double else 1)) + fixed + along
 

@@ -1,0 +1,78 @@
+"""Generated Triton kernels, compiled for devices that are not there: tensor cores are used, nothing spills, shared memory fits."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashlight.ir.text import parse_program
+from flashlight.rewrite.tile import AMPERE, HOPPER, Device
+from flashlight.runtime import gpu
+from tests.support.cubin import Resources, compile_kernel
+from tests.support.loops import CASES, DOT, attention
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.slow
+FULL = (4, 16, 4096, 4096)
+
+
+def _differential(H: int, D: int) -> str:
+    return (
+        CASES["differential"]
+        .program.replace("b: 2, h: 2", f"b: 4, h: {H}")
+        .replace("bf16[2, 4,", f"bf16[4, {2 * H},")
+        .replace("bf16[2, 2,", f"bf16[4, {H},")
+        .replace("h + 2", f"h + {H}")
+        .replace("d: 32, e: 64", f"d: {D}, e: {2 * D}")
+        .replace("S, 32]", f"S, {D}]")
+        .replace("S, 64]", f"S, {2 * D}]")
+        .replace("f32[2]", f"f32[{H}]")
+    )
+
+
+PROGRAMS = {
+    "vanilla_64": attention(sizes=FULL),
+    "vanilla_128": attention(sizes=FULL, D=128, E=128),
+    "causal_64": attention(f"where(k <= q, {DOT}, -inf)", sizes=FULL),
+    "causal_128": attention(f"where(k <= q, {DOT}, -inf)", sizes=FULL, D=128, E=128),
+    "softcap_64": attention(f"tanh({DOT} / 30.0) * 30.0", sizes=FULL),
+    "alibi_64": attention(f"{DOT} + slopes[h] * f32(k - q)", ("slopes: f32[16]",), sizes=FULL),
+    "differential_64": _differential(16, 64),
+    "differential_128": _differential(8, 128),
+    "any_length": CASES["vanilla"].program,
+    "any_length_causal": CASES["causal"].program,
+    "window": CASES["window"].program,
+    "evoformer": CASES["evoformer"].program,
+    "grouped": CASES["grouped"].program,
+    "head_dim_40": CASES["head_dim_40"].program,
+    "head_dim_576": CASES["head_dim_576"].program,
+    "backward_keys": CASES["backward_keys"].program,
+    "f32": CASES["f32"].program,
+}
+HINTS = {"S": 4096, "T": 4096, "N": 1024}
+TARGETS: dict[int, tuple[Device, tuple[str, ...]]] = {
+    80: (AMPERE, ("mma.sync",)),
+    90: (HOPPER, ("wgmma.mma_async", "mma.sync")),
+    100: (HOPPER, ("tcgen05.mma", "mma.sync")),
+}
+
+
+def compiled(text: str, capability: int) -> Resources:
+    program = parse_program(text)
+    device, _ = TARGETS[capability]
+    (loop,) = program.loops
+    schedules = gpu.schedules_for(program, loop, HINTS, device)
+    step = gpu.Step.of(program, 0, schedules, "off")
+    ranks = {b.name: len(b.shape) for b in step.kernel.reads}
+    facts = gpu.Facts(tuple((n, ranks[n] - 1) for n in step.readable), False, "tf32")
+    source = step.source(step.schedules[0], step.kernel, facts)
+    return compile_kernel(source, step.kernel, step.schedules[0], capability)
+
+
+@pytest.mark.parametrize("capability", TARGETS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_resources(name: str, capability: int) -> None:
+    device, instructions = TARGETS[capability]
+    found = compiled(PROGRAMS[name], capability)
+    assert found.stack == 0, f"spills {found.stack} bytes at {found.registers} registers"
+    assert any(found.mma.get(i) for i in instructions), found.mma
+    assert found.shared <= device.shared
