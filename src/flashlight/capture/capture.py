@@ -21,6 +21,7 @@ from flashlight.capture.normalize import (
 )
 from flashlight.capture.record import Record, Taken, warn_once
 from flashlight.capture.regions import Finder, Region
+from flashlight.capture.specialize import features_of, specialize
 from flashlight.capture.splice import Splice, acyclic, apply, shapes_from_inputs
 from flashlight.errors import Refusal
 from flashlight.ir.exprs import Size
@@ -47,12 +48,10 @@ def capture(graph: torch.fx.Graph, options: Options) -> Record:
         record.publish(found)
         return found
     shapes_from_inputs(graph)
-    with trace.timed("lift"):
-        lifter, hints = Lifter(graph), dict(hints_of(graph))
-    _hint_factors(lifter, hints)
-    with trace.timed("regions"):
-        finder = Finder(lifter, hints)
-        regions = finder.regions()
+    finder, regions = _find(graph)
+    if specialize(graph, features_of(finder, regions)):
+        finder, regions = _find(graph)
+    lifter, hints = finder.lifter, finder.hints
     found.refusals.extend(finder.refusals)
     splices: list[tuple[Splice, Taken]] = []
     for number, region in enumerate(regions):
@@ -68,6 +67,16 @@ def capture(graph: torch.fx.Graph, options: Options) -> Record:
     shield_softmax(graph)
     record.publish(found)
     return found
+
+
+def _find(graph: torch.fx.Graph) -> tuple[Finder, list[Region]]:
+    """The graph's regions, in terms of a fresh lifting of it."""
+    with trace.timed("lift"):
+        lifter, hints = Lifter(graph), dict(hints_of(graph))
+    _hint_factors(lifter, hints)
+    with trace.timed("regions"):
+        finder = Finder(lifter, hints)
+        return finder, finder.regions()
 
 
 def _tried(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ import torch.fx
 from flashlight.capture.regions import Region, readers
 from flashlight.ir.exprs import Buffer, Dim, Expr, Index, Load, Size
 from flashlight.ir.nests import Nest, Origin, Program
-from flashlight.ir.visit import rewrite, substitute, walk
+from flashlight.ir.visit import loads, rewrite, substitute, walk
 from flashlight.lift.cells import Cell, indices, origin_of
 from flashlight.lift.extents import Extent, expr_of, hint, is_one, is_same, product
 from flashlight.lift.lift import Lifter
@@ -56,6 +56,12 @@ def emit(region: Region, lifter: Lifter, hints: Mapping[str, int]) -> Emitted:
     return _Emitter(region, lifter, hints).run()
 
 
+def emit_nodes(nodes: Sequence[Node], lifter: Lifter, hints: Mapping[str, int]) -> Emitted:
+    """A program that computes FX tensors from the graph's leaves, with everything on the way that has a rule."""
+    emitter = _Emitter(Region(set(), set(), set(lifter.cells)), lifter, hints)
+    return emitter.run_nodes(nodes)
+
+
 @dataclass(frozen=True)
 class _Place:
     """Where in the graph a root is taken from: its own tensor, or a copy of it into another layout."""
@@ -88,7 +94,7 @@ class _Emitter:
                 copies.append((root, place))
             else:
                 self.layouts[root.name] = layout
-        for cell in self._needed():
+        for cell in self._needed([root.name for root in self.region.roots]):
             self._nest(cell)
         outputs = []
         names = []
@@ -98,7 +104,28 @@ class _Emitter:
             nodes = (place.node,) if moved else tuple(root.tensors)
             outputs.append(Output(nodes, place.value.shape, place.order))
             copied = any(root is r for r, _ in copies)
-            names.append(self._copy(root, place) if copied else self.names[root.name])
+            names.append(self._copy(place) if copied else self.names[root.name])
+        return self._emitted(names, outputs)
+
+    def run_nodes(self, nodes: Sequence[Node]) -> Emitted:
+        """Emit a copy of each FX tensor with what it needs."""
+        places = []
+        for node in nodes:
+            value = self.lifter.values[node]
+            assert isinstance(value, Value)
+            places.append(_Place(node, value, tuple(range(len(value.shape)))))
+        reads = [
+            load.buffer.name
+            for place in places
+            for load in loads(place.value.at(self._copy_dims("o", place)[1]))
+        ]
+        for cell in self._needed([name for name in reads if name in self.lifter.cells]):
+            self._nest(cell)
+        names = tuple(self._copy(place) for place in places)
+        outputs = tuple(Output((p.node,), p.value.shape, p.order) for p in places)
+        return self._emitted(names, outputs)
+
+    def _emitted(self, names: Sequence[str], outputs: Sequence[Output]) -> Emitted:
         program = Program(
             "region",
             tuple(self.sizes),
@@ -108,11 +135,11 @@ class _Emitter:
         )
         return Emitted(program, tuple(n for _, n in self.inputs.values()), tuple(outputs))
 
-    def _needed(self) -> list[Cell]:
-        """Members that roots depend on, in order of dependence."""
+    def _needed(self, names: Sequence[str]) -> list[Cell]:
+        """Members that some cells depend on, themselves included, in order of dependence."""
         cells = self.lifter.cells
         found: set[str] = set()
-        work = [r.name for r in self.region.roots]
+        work = list(names)
         while work:
             name = work.pop()
             if name not in found:
@@ -259,13 +286,15 @@ class _Emitter:
             positions[axis] = tuple(digits)
         return tuple(dims), tuple(positions[a] for a in range(len(place.value.shape)))
 
-    def _copy(self, root: Cell, place: _Place) -> str:
+    def _copy(self, place: _Place) -> str:
         name = self._name("copy")
         dims, positions = self._copy_dims(name, place)
         for dim in dims:
             self._sized(dim.extent)
         body = self._body(place.value.at(positions))
-        self.nests[name] = Nest(name, dims, (), root.dtype, None, body, origin_of(place.node))
+        self.nests[name] = Nest(
+            name, dims, (), place.value.dtype, None, body, origin_of(place.node)
+        )
         return name
 
 

@@ -121,13 +121,13 @@ class Finder:
             region.paired |= {name for name in fresh if pairs.of[name].pairs}
 
     def _between(self, region: Region) -> list[Node]:
-        """FX nodes on a path from a member to a member that are no views and not in the region."""
+        """FX nodes on a path from a result to a member that are no views and not in the region."""
         inside = self._nodes(region.members)
         if not inside:
             return []
         first, last = (f(self.order[n] for n in inside) for f in (min, max))
         window = [n for n, i in self.order.items() if first <= i <= last]
-        after = set(inside)
+        after = self._nodes(region.closers)
         for node in window:
             if node not in after and any(a in after for a in node.all_input_nodes):
                 after.add(node)
@@ -294,6 +294,8 @@ class Finder:
         sides = {
             name: [(p.rows, p.columns) for p in pairs.of[name].pairs] for name in region.paired
         }
+        late = self._derived(region) - region.paired  # results, and what is computed only for them
+        late = {name for name in late if not pairs.of[name].contraction}
         work = self._in_order(region.members)
         while work:
             reader = self.cells[work.pop()]
@@ -303,16 +305,25 @@ class Finder:
                     continue
                 cell = self.cells[name]
                 inner = _sides_through(load, reader, sides.get(reader.name, []))
-                if not self._is_absorbed(cell, reader, bool(inner), region, pairs):
+                is_late = reader.name in late and self._is_only_for(cell, reader, region)
+                if not is_late and not self._is_absorbed(cell, reader, bool(inner), pairs):
                     continue
                 region.members.add(name)
+                if is_late:
+                    late.add(name)
                 if inner:
                     sides[name] = inner
                 work.append(name)
 
-    def _is_absorbed(
-        self, cell: Cell, reader: Cell, is_paired: bool, region: Region, pairs: Pairs
-    ) -> bool:
+    def _is_only_for(self, cell: Cell, reader: Cell, region: Region) -> bool:
+        """Whether a pointwise cell is read by the region's last steps alone, and makes no more elements than they have."""
+        return (
+            cell.is_pointwise
+            and self._count(cell.name) <= self._count(reader.name)
+            and not self._outside(cell, region.members)
+        )
+
+    def _is_absorbed(self, cell: Cell, reader: Cell, is_paired: bool, pairs: Pairs) -> bool:
         if cell.is_index or not cell.tensors:  # positions, and steps inside one op's rule
             return True
         if pairs.of[cell.name].contraction:
@@ -327,19 +338,13 @@ class Finder:
             return True
         if is_cheap(cell, self.cells):
             return not self._narrows(cell)
-        if _is_lookup(cell) and pairs.of[reader.name].contraction:
-            return True
-        is_epilogue = reader.name not in region.paired and not pairs.of[reader.name].contraction
-        return is_epilogue and not self._outside(cell, region.members) and self._fits(cell, reader)
+        return _is_lookup(cell) and pairs.of[reader.name].contraction
 
     def _narrows(self, cell: Cell) -> bool:
         """Whether a cast makes elements smaller: then it is better done once, before."""
         return any(
             e.buffer.dtype.is_float and e.buffer.dtype.bits > cell.dtype.bits for e in cell.loads()
         )
-
-    def _fits(self, cell: Cell, reader: Cell) -> bool:
-        return self._count(cell.name) <= self._count(reader.name)
 
     def _is_mask_statistic(self, cell: Cell) -> bool:
         """Whether a cell says of each row of a mask whether it has any: then the mask need not be made for it."""
@@ -361,11 +366,27 @@ class Finder:
             taken = is_core or is_large
         if not taken:
             return False
-        for name in self._in_order(region.paired):
-            for node in sorted(self._outside(self.cells[name], held), key=self.order.__getitem__):
-                self._refuse_node(region, node, self.cells[name])
-                return False
-        return True
+        escape = self._escape(region.paired, pairs, held)
+        if escape is not None:
+            self._refuse_node(region, *escape)
+        return escape is None
+
+    def _escape(self, names: set[str], pairs: Pairs, held: set[str]) -> tuple[Node, Cell] | None:
+        """Who reads scores outside of all regions, and which: the op without a rule or the output at the end, if there is one."""
+        nearest: tuple[Node, Cell] | None = None
+        work = self._in_order(names)
+        seen = set(work)
+        while work:
+            cell = self.cells[work.pop(0)]
+            for node in sorted(self._outside(cell, held), key=self.order.__getitem__):
+                nearest = nearest or (node, cell)
+                following = self._cells_of(node)
+                if not following:
+                    return node, cell
+                fresh = [c.name for c in following if pairs.of[c.name].pairs and c.name not in seen]
+                seen.update(fresh)
+                work.extend(fresh)
+        return nearest
 
     def _is_core(self, region: Region, pairs: Pairs) -> bool:
         """Whether rows are normalised: a statistic of the pairs, and either a product with them or a use of it among them."""
@@ -424,47 +445,41 @@ class Finder:
             if name in closed or not any(p.is_strong for p in known.pairs):
                 continue
             cell = self.cells[name]
-            sources = {e.buffer.name for e in cell.loads()} & closed
+            if any(e.buffer.name in closed for e in cell.loads()):
+                continue
             reading = sorted(self._outside(cell, closed), key=self.order.__getitem__)
             strange = [n for n in reading if n.op == "call_function" and not self._cells_of(n)]
-            if strange and not sources:
+            if strange:
                 self._refuse_node(Region(set(), {name}), strange[0], cell)
 
     def _refuse_node(self, region: Region, node: Node, cell: Cell | None = None) -> None:
         """Say which node keeps scores from being fused."""
-        if region.is_weak:
-            return
+        refusal = self._refusal(node, cell)
+        if not region.is_weak and refusal not in self.refusals:
+            self.refusals.append(refusal)
+
+    def _refusal(self, node: Node, cell: Cell | None) -> Refusal:
         where = user_line(node) or node.name
         if node.op == "output":
             assert cell is not None
             where = user_line(cell.tensors[0]) or cell.name
-            self.refusals.append(
-                Refusal(
-                    "score-returned",
-                    f"The tensor '{cell.name}' has an element for each pair of rows and is returned.",
-                    where,
-                    "Return only what is computed from it.",
-                )
+            return Refusal(
+                "score-returned",
+                f"The tensor '{cell.name}' has an element for each pair of rows and is returned.",
+                where,
+                "Return only what is computed from it.",
             )
-            return
         name = str(node.target)
         if not has_rule(node.target) or not self._cells_of(node):
-            self.refusals.append(
-                Refusal(
-                    f"no-rule:{name.removesuffix('.default')}",
-                    f"The op '{name}' stands on scores and cannot be fused.",
-                    where,
-                    "",
-                )
-            )
-            return
-        self.refusals.append(
-            Refusal(
-                "scores-read-elsewhere",
-                f"The op '{name}' reads scores but nothing of it reduces them.",
+            return Refusal(
+                f"no-rule:{name.removesuffix('.default')}",
+                f"The op '{name}' stands on scores and cannot be fused.",
                 where,
-                "",
             )
+        return Refusal(
+            "scores-read-elsewhere",
+            f"The op '{name}' reads scores but nothing of it reduces them.",
+            where,
         )
 
 

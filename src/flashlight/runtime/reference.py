@@ -30,5 +30,5 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _tensor(array: np.ndarray, dtype: DType, device: torch.device) -> torch.Tensor:
-    found = torch.from_numpy(np.ascontiguousarray(array))
+    found = torch.from_numpy(np.array(array, order="C"))
     return found.to(device=device, dtype=TORCH_TYPES[dtype])

@@ -248,6 +248,18 @@ def _clamp(lift: Lifter, node: torch.fx.Node, x: Any, min: Any = None, max: Any 
     return arithmetic(lift, node, function, x, *(end for _, end in given))
 
 
+@rule(aten.fmod.Tensor, aten.fmod.Scalar)
+def _fmod(lift: Lifter, node: torch.fx.Node, a: Any, b: Any) -> Value:
+    """The remainder with the sign of the dividend."""
+
+    def function(x: Expr, y: Expr) -> Expr:
+        zero = const(0, dtype_of(x).compute)
+        rest = Binary("mod", Unary("abs", x), Unary("abs", y))
+        return Select(Binary("lt", x, zero), Unary("neg", rest), rest)
+
+    return arithmetic(lift, node, function, a, b)
+
+
 @rule(aten.relu.default)
 def _relu(lift: Lifter, node: torch.fx.Node, x: Any) -> Value:
     return arithmetic(lift, node, lambda a: Binary("max", a, const(0, dtype_of(a).compute)), x)

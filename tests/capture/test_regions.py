@@ -1,0 +1,272 @@
+"""What is taken, what is refused and why: a table of functions, near misses included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from flashlight.capture.emit import emit
+from flashlight.capture.regions import Finder
+from flashlight.capture.splice import shapes_from_inputs
+from flashlight.lift import rules as _rules
+from flashlight.lift.lift import Lifter, hints_of
+from tests.support.tracing import graph_of
+
+del _rules
+T = torch.Tensor
+
+
+def found(fn: Callable[..., Any], *args: T, dynamic: bool = False) -> tuple[int, list[str]]:
+    """How many regions, and the codes of refusals."""
+    finder = finder_of(fn, *args, dynamic=dynamic)
+    regions = finder.regions()
+    return len(regions), [r.code for r in finder.refusals]
+
+
+def finder_of(fn: Callable[..., Any], *args: T, dynamic: bool = False) -> Finder:
+    graph = graph_of(fn, args, dynamic=dynamic)
+    shapes_from_inputs(graph)
+    return Finder(Lifter(graph), hints_of(graph))
+
+
+def r(*shape: int) -> T:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+Q, K, V = r(2, 3, 40, 16), r(2, 3, 50, 16), r(2, 3, 50, 24)
+
+
+def attention(q: T, k: T, v: T) -> T:
+    return (q @ k.mT * 0.25).softmax(-1) @ v
+
+
+def with_sum_outside(q: T, k: T, v: T) -> T:
+    e = (q @ k.mT).exp()
+    return (e @ v) / e.sum(-1, keepdim=True)
+
+
+def over_queries(q: T, k: T, v: T) -> T:
+    return (q @ k.mT).softmax(-2) @ v
+
+
+def returns_weights(q: T, k: T, v: T) -> tuple[T, T]:
+    p = (q @ k.mT).softmax(-1)
+    return p @ v, p
+
+
+def sorts_scores(q: T, k: T, v: T) -> T:
+    return (q @ k.mT).sort(-1).values.softmax(-1) @ v
+
+
+def convolves_scores(q: T, k: T, v: T) -> T:
+    s = F.conv2d(q @ k.mT, torch.ones(3, 1, 3, 3), padding=1, groups=3)
+    return s.softmax(-1) @ v
+
+
+def cumulated_weights(q: T, k: T, v: T) -> T:
+    return (q @ k.mT).softmax(-1).cumsum(-1) @ v
+
+
+def two_values(q: T, k: T, v: T) -> tuple[T, T]:
+    p = (q @ k.mT).softmax(-1)
+    return p @ v, p @ (v * 2).sin()
+
+
+def twice_the_same_scores(q: T, k: T, v: T) -> tuple[T, T]:
+    return (q @ k.mT).softmax(-1) @ v, (q @ k.mT).softmax(-1) @ v.cos()
+
+
+def statistics(q: T, k: T, v: T) -> tuple[T, T, T]:
+    s = q @ k.mT
+    return s.softmax(-1) @ v, s.logsumexp(-1), s.softmax(-1).sum(-2)
+
+
+def chain(q: T, k: T, v: T) -> T:
+    """The result of one attention is the next one's query: two regions, as something lies between."""
+    o = attention(q, k, v[..., :16])
+    return attention(o.cumsum(2), k, v)
+
+
+def linear_attention(q: T, k: T, v: T) -> T:
+    return q.softmax(-1) @ (k.softmax(-2).mT @ v)
+
+
+def sigmoid_attention(q: T, k: T, v: T) -> T:
+    return (q @ k.mT).sigmoid() @ v
+
+
+def unmasked_rows(q: T, k: T, v: T) -> T:
+    s = q @ k.mT
+    ok = torch.arange(50) <= torch.arange(40)[:, None]
+    return s.masked_fill(~ok, -torch.inf).softmax(-1).masked_fill(~ok.any(-1, True), 0) @ v
+
+
+def decode(q: T, k: T, v: T) -> T:
+    return attention(q[:, :, :1], k, v)
+
+
+TAKEN: dict[str, tuple[Callable[..., Any], int, list[str]]] = {
+    "attention": (attention, 1, []),
+    "sum outside": (with_sum_outside, 1, []),
+    "over queries": (over_queries, 1, []),
+    "two values": (two_values, 1, []),
+    "the same scores twice": (twice_the_same_scores, 1, []),
+    "statistics": (statistics, 1, []),
+    "chain": (chain, 2, []),
+    "sigmoid": (sigmoid_attention, 1, []),
+    "dead rows": (unmasked_rows, 1, []),
+    "decode": (decode, 1, []),
+    "weights returned": (returns_weights, 0, ["score-returned"]),
+    "sort": (sorts_scores, 0, ["no-rule:aten.sort"]),
+    "convolution": (convolves_scores, 0, ["no-rule:aten.convolution"]),
+    "cumsum": (cumulated_weights, 0, ["no-rule:aten.cumsum"]),
+    "linear attention": (linear_attention, 0, []),
+}
+
+
+@pytest.mark.parametrize(("fn", "regions", "codes"), TAKEN.values(), ids=TAKEN)
+def test_table(fn: Callable[..., Any], regions: int, codes: list[str]) -> None:
+    assert found(fn, Q, K, V) == (regions, codes)
+
+
+@pytest.mark.parametrize("name", ["attention", "statistics", "decode", "weights returned"])
+def test_dynamic_sizes_change_nothing(name: str) -> None:
+    fn, regions, codes = TAKEN[name]
+    assert found(fn, Q, K, V, dynamic=True) == (regions, codes)
+
+
+def mlp(x: T, a: T, b: T) -> T:
+    return F.gelu(x @ a) @ b
+
+
+def normed_projection(x: T, a: T, b: T) -> T:
+    """A projection, a norm over its columns, another projection: no attention, whatever is reduced."""
+    h = x @ a
+    return (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)) @ b
+
+
+def loss(x: T, w: T, _: T) -> T:
+    return F.cross_entropy(x @ w, torch.arange(x.shape[0]))
+
+
+def kernel_regression(x: T, y: T, b: T) -> T:
+    return torch.exp(-(x[:, None] - y.mT[None]).pow(2).sum(-1)) @ b.mT
+
+
+def best_match(x: T, y: T, _: T) -> T:
+    return (x @ y).amax(-1)
+
+
+WEIGHTS: dict[str, tuple[Callable[..., Any], tuple[T, T, T], int]] = {
+    "mlp": (mlp, (r(64, 32), r(32, 128), r(128, 32)), 0),
+    "mlp on many tokens": (mlp, (r(4096, 32), r(32, 128), r(128, 32)), 0),
+    "norm between projections": (normed_projection, (r(64, 32), r(32, 32), r(32, 96)), 0),
+    "cross entropy": (loss, (r(64, 16), r(16, 500), r(1)), 1),
+    "cross entropy of few": (loss, (r(8, 64), r(64, 10), r(1)), 0),
+    "kernel": (kernel_regression, (r(70, 3), r(3, 90), r(4, 90)), 1),
+    "best match": (best_match, (r(70, 16), r(16, 90), r(1)), 1),
+}
+
+
+@pytest.mark.parametrize(("fn", "args", "regions"), WEIGHTS.values(), ids=WEIGHTS)
+def test_weights(fn: Callable[..., Any], args: tuple[T, T, T], regions: int) -> None:
+    assert found(fn, *args) == (regions, [])
+
+
+# -- Frontiers
+
+
+def program_of(fn: Callable[..., Any], *args: T) -> Any:
+    finder = finder_of(fn, *args)
+    (region,) = finder.regions()
+    return emit(region, finder.lifter, finder.hints)
+
+
+def test_views_are_absorbed_down_to_their_base() -> None:
+    def packed(qkv: T) -> T:
+        q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))
+        return attention(q, k, v)
+
+    emitted = program_of(packed, r(2, 40, 3, 2, 16))
+    assert [n.op for n in emitted.inputs] == ["placeholder"]
+
+
+def test_scale_and_masks_go_in_and_rope_stays_out() -> None:
+    def rope(x: T) -> T:
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * 0.5 - b, a + b * 0.5], -1)
+
+    def fn(q: T, k: T, v: T, ids: T) -> T:
+        s = (rope(q) * 0.25) @ rope(k).mT
+        seen = (ids[:, :, None] == ids[:, None]) & torch.ones(40, 40, dtype=torch.bool).tril()
+        return s.masked_fill(~seen[:, None], -torch.inf).softmax(-1) @ v
+
+    ids = torch.zeros(2, 40, dtype=torch.long)
+    emitted = program_of(fn, Q, r(2, 3, 40, 16), r(2, 3, 40, 16), ids)
+    inputs = sorted("cat" if "cat" in str(n.target) else n.op for n in emitted.inputs)
+    assert inputs == ["cat", "cat", "placeholder", "placeholder"]
+
+
+def test_weight_products_stay_out() -> None:
+    def fn(x: T, w: T) -> T:
+        q, k, v = (x @ w).view(2, 40, 3, 2, 16).permute(2, 0, 3, 1, 4)
+        return attention(q, k, v)
+
+    emitted = program_of(fn, r(2, 40, 32), r(32, 96))
+    assert [str(n.target) for n in emitted.inputs] == ["aten.mm.default"]
+
+
+def test_a_gate_is_an_epilogue() -> None:
+    def fn(q: T, k: T, v: T, gate: T) -> T:
+        return attention(q, k, v) * gate.sigmoid()
+
+    emitted = program_of(fn, Q, K, V, r(2, 3, 40, 24))
+    (output,) = emitted.outputs
+    assert "mul" in output.nodes[0].name
+    assert all(n.op == "placeholder" for n in emitted.inputs)
+
+
+def test_a_transposed_copy_is_written_directly() -> None:
+    def fn(q: T, k: T, v: T) -> T:
+        return attention(q, k, v).transpose(1, 2).reshape(2, 40, 72).cumsum(1)
+
+    emitted = program_of(fn, Q, K, V)
+    (output,) = emitted.outputs
+    assert output.shape == (2, 40, 3, 24)
+    (name,) = emitted.program.outputs
+    assert [str(e) for e in _extents(emitted.program.results()[name].shape)] == [
+        "2",
+        "40",
+        "3",
+        "24",
+    ]
+
+
+def _extents(shape: Any) -> list[int]:
+    return [e.value for e in shape]
+
+
+def test_a_norm_over_values_stays_out() -> None:
+    def fn(q: T, k: T, v: T) -> T:
+        o = attention(q, k, v)
+        return o * torch.rsqrt(o.pow(2).mean(-1, keepdim=True))
+
+    emitted = program_of(fn, Q, K, V)
+    assert "bmm" in emitted.outputs[0].nodes[0].name
+
+
+def test_shared_masks_do_not_join_layers() -> None:
+    def fn(q: T, k: T, v: T, c: T) -> T:
+        bias = c[:, None] - c[None]
+        o = q
+        for _ in range(3):
+            o = (o @ k.mT + bias).softmax(-1) @ v
+            o = o.cumsum(-1)
+        return o
+
+    k = r(2, 3, 40, 16)
+    assert found(fn, Q, k, k, r(40)) == (3, [])
