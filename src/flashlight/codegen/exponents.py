@@ -197,7 +197,7 @@ class Scaled:
         factor: the constant.
         rows, cols: dims of the tile; what lacks either is a vector, and cheap to multiply.
         shared: expressions that are computed anyway (scores whose maximum is taken): they stay as they are.
-        wide: exponents may come near the largest float, so that only their differences may be multiplied.
+        wide: exponents may be huge, so that only their differences may be multiplied.
     """
 
     factor: float
@@ -233,12 +233,13 @@ class Scaled:
         return mul(rest, _product(scale, Const(self.factor, DType.F32)))
 
 
-HUGE = 1e37
-"""log2(e) times a finite float from here on may be infinite, and infinity minus infinity is NaN."""
+HUGE = 1e5
+"""log2(e) times a float from here on rounds by more than an exponent may be wrong (and from 1e38 on to infinity): with a fused
+multiply-add, the difference of two equal fills of -1e10 would be some hundreds."""
 
 
 def may_be_huge(loop: Loop) -> bool:
-    """Whether a score may come near the largest float: a fill with the least float, or a mask that is added and not known."""
+    """Whether a score may be too large to be multiplied: a fill with a finite number, or a mask that is added and not known."""
     for carry in loop.carries:
         if carry.monoid not in (MAX, MIN):
             continue
