@@ -40,6 +40,9 @@ from flashlight.ir.monoids import Monoid
 Kind = Literal["sweep", "outer", "inner"]
 
 
+_STAYS = ("compute", "fetch", "dot", "fold")  # what does not leave a branch
+
+
 @dataclass
 class _Scope:
     """An open block."""
@@ -58,6 +61,7 @@ class Builder:
         self._casts: dict[Value, Value] = {}
         self._negated: dict[Value, Value] = {}
         self._names: dict[str, int] = {}
+        self._floors: list[int] = []
         self.axes: list[Axis] = []
         self.sizes: list[Size] = []
 
@@ -244,6 +248,29 @@ class Builder:
         self._scopes[-1].ops.append(op)
         return tuple(s.result for s in slots)
 
+    def branch(
+        self,
+        condition: Value,
+        carried: Sequence[Value],
+        body: Callable[[tuple[Value, ...]], Sequence[Value]],
+    ) -> tuple[Value, ...]:
+        """`body` of the carried values where a scalar condition holds, else these. What it computes stays in the branch."""
+        level = len(self._scopes)
+        inside = tuple(Value(self.name(v.name), v.dtype, v.axes) for v in carried)
+        self._level.update(dict.fromkeys(inside, level))
+        self._scopes.append(_Scope())
+        self._floors.append(level)
+        yields = tuple(body(inside))
+        self._floors.pop()
+        scope = self._scopes.pop()
+        slots = []
+        for init, value in zip(carried, inside, strict=True):
+            result = Value(self.name(init.name), init.dtype, init.axes)
+            self._level[result] = level - 1
+            slots.append(Slot(init.name, init, value, result))
+        self._scopes[-1].ops.append(If(condition, tuple(slots), Block(tuple(scope.ops), yields)))
+        return tuple(s.result for s in slots)
+
     def finish(self) -> Block:
         """The kernel's body, dead operations left out."""
         (scope,) = self._scopes
@@ -255,7 +282,12 @@ class Builder:
         return max((self._level[v] for v in values), default=0)
 
     def _find(self, key: tuple[object, ...], level: int) -> Value | None:
-        return self._scopes[level].numbers.get(key)
+        branch = self._floors[-1] if self._floors and key[0] in _STAYS else level
+        for at in {level, max(level, branch)}:
+            found = self._scopes[at].numbers.get(key)
+            if found is not None:
+                return found
+        return None
 
     def _define(
         self,
@@ -267,8 +299,9 @@ class Builder:
         make: Callable[[Value], Op],
     ) -> Value:
         value = Value(self.name(hint), dtype, axes)
-        self._level[value] = level
-        scope = self._scopes[level]
+        branch = self._floors[-1] if self._floors and key[0] in _STAYS else 0
+        self._level[value] = max(level, branch)
+        scope = self._scopes[self._level[value]]
         scope.numbers[key] = value
         scope.ops.append(make(value))
         return value

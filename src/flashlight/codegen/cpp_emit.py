@@ -197,8 +197,8 @@ class Emitter:
         """The axes an operation steps over, outermost first."""
         match op:
             case Fold(_, _, x, axis):
-                if axis is self.rows:
-                    raise CompileError("A fold over rows has no C++ form.")
+                if axis is self.rows and x.axes != (axis,):
+                    raise CompileError("A fold of tiles over rows has no C++ form.")
                 return self._sorted(x.axes)
             case Store(_, index, _, _):
                 spans = [s.axis for s in index if isinstance(s, Span)]
@@ -1002,10 +1002,8 @@ class Emitter:
     def _if(self, op: If) -> None:
         variables = self._open_slots(op.slots, "if")
         condition = self._ref(op.condition)
-        start = self._tick()
         with self._scope(f"if ({condition}) "):
             self._body(op.slots, op.body, variables)
-        self._loops.append((start, self._tick()))
         self._close_slots(op.slots, variables)
 
     def _open_slots(self, slots: tuple[Slot, ...], hint: str) -> dict[Slot, str]:

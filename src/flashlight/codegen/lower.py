@@ -34,7 +34,7 @@ from flashlight.ir.exprs import (
     floordiv,
     mul,
 )
-from flashlight.ir.monoids import ARGMIN, MAX, MIN, SUM, Monoid
+from flashlight.ir.monoids import ANY, ARGMIN, MAX, MIN, SUM, Monoid
 from flashlight.ir.nests import Carry, Give, Loop, Pass, Shift
 from flashlight.ir.visit import loads, reads
 from flashlight.rewrite.simplify import simplify
@@ -240,7 +240,8 @@ class _Lowering:
             holds = frozenset(bounds.holds) if full and bounds is not None else frozenset[Expr]()
             tail = ragged and not full
             base = start if exact else None
-            body = self._tile_body(p, places, axis, total, tail, linear, holds, base)
+            skip = self._skip(number)
+            body = self._tile_body(p, places, axis, total, tail, linear, holds, base, skip)
             now = [(n, v, a) for (n, _, a), v in zip(carried, values, strict=True)]
             first, last = (self._zero(), self._tiles_in(start, end)) if exact else (start, end)
             values = list(
@@ -298,6 +299,7 @@ class _Lowering:
         linear: tuple[tuple[Dim, Value], ...],
         holds: frozenset[Expr],
         base: Value | None,
+        skip: Expr | None,
     ) -> Callable[[Value, tuple[Value, ...]], Sequence[Value]]:
         def body(tile: Value, values: tuple[Value, ...]) -> Sequence[Value]:
             inner = places.copy()
@@ -306,9 +308,31 @@ class _Lowering:
             if base is not None:
                 start = self.b.compute("add", base, start, hint="col_start")
             self._bind_linear(inner, axis, start, self.schedule.cols, total, tail)
-            return self._step(p, values, inner, (*linear, (None, start)), holds)
+            here = (*linear, (None, start))
+            if skip is None:
+                return self._step(p, values, inner, here, holds)
+            needed = self._anywhere(skip, Context(inner, self.finals, holds))
+            if self.b.literal(needed) is True:
+                return self._step(p, values, inner, here, holds)
+            return self.b.branch(
+                needed, values, lambda now: self._step(p, now, inner, here, holds)
+            )
 
         return body
+
+    def _skip(self, number: int) -> Expr | None:
+        skips = self.schedule.skips
+        return skips[number] if number < len(skips) else None
+
+    def _anywhere(self, condition: Expr, ctx: Context) -> Value:
+        """Whether a condition holds for some element of the tile."""
+        value = self.ex.typed(condition, DType.BOOL, ctx)
+        for axis in reversed(value.axes):
+            ok = ctx.places.ok(axis)
+            if ok is not None:
+                value = self.b.compute("and", value, ok)
+            value = self.b.fold(ANY, value, axis)
+        return value
 
     def _ranges(
         self, bounds: Bounds | None, total: Expr, places: Places

@@ -35,7 +35,7 @@ from flashlight.ir.exprs import (
 )
 from flashlight.ir.monoids import ANY, MAX, SUM
 from flashlight.ir.nests import Carry, Loop, Pass
-from flashlight.ir.visit import children, free_dims, substitute
+from flashlight.ir.visit import children, free_dims, substitute, walk
 from flashlight.rewrite.polynomial import Polynomial, polynomial
 from flashlight.rewrite.simplify import simplify
 from flashlight.rewrite.tile import Bounds, first, last
@@ -78,6 +78,32 @@ def _pass_bounds(
     hi = extent if found.hi is None else found.hi
     full_lo, full_hi = found.full or (extent, extent)
     return Bounds(lo, full_lo, full_hi, hi, found.holds if found.full else ())
+
+
+def loop_skips(
+    loop: Loop, inputs: frozenset[str], rows: tuple[Dim, ...], col: Dim
+) -> tuple[Expr | None, ...]:
+    """For each pass, the condition of `Schedule.skips`, where it depends on data and is cheap to look at; else None."""
+    return tuple(_pass_skip(p, inputs, rows, col) for p in loop.passes)
+
+
+def _pass_skip(step: Pass, inputs: frozenset[str], rows: tuple[Dim, ...], col: Dim) -> Expr | None:
+    if not step.carries:
+        return None
+    live = [liveness(c, inputs) for c in step.carries]
+    condition = simplify(reduce(lambda a, b: Binary("or", a, b), [v.condition for v in live]))
+    nodes = list(walk(condition))
+    loaded = [n for n in nodes if isinstance(n, Load)]
+    if not any(free_dims(n) & {*rows, col} for n in loaded) or len(nodes) > _CHEAP_NODES:
+        return None
+    if any(isinstance(n, Reduce) for n in nodes) or any(n.buffer.name not in inputs for n in loaded):
+        return None
+    if any(v.finite for v in live) and not has_live_position(condition, rows, col):
+        return None
+    return condition
+
+
+_CHEAP_NODES = 60
 
 
 # -- When does an element matter?

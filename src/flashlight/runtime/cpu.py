@@ -19,7 +19,7 @@ from flashlight.errors import CompileError, Refusal
 from flashlight.ir.exprs import Buffer, Const, Expr
 from flashlight.ir.nests import Loop, Program
 from flashlight.ir.text import print_statement
-from flashlight.rewrite.bounds import loop_bounds
+from flashlight.rewrite.bounds import loop_bounds, loop_skips
 from flashlight.rewrite.tile import Schedule, evaluate
 from flashlight.rewrite.tile_cpu import cpu_schedule
 from flashlight.runtime.executable import KernelInfo
@@ -98,6 +98,9 @@ def with_bounds(program: Program, loop: Loop, schedule: Schedule) -> Schedule:
         return schedule
     inputs = frozenset(b.name for b in program.inputs)
     bounds = loop_bounds(loop, inputs, schedule.rows, schedule.cols[0])
+    skips = loop_skips(loop, inputs, schedule.rows, schedule.cols[0])
+    if any(s is not None for s in skips):
+        schedule = replace(schedule, skips=skips)
     if not any(bounds):
         return schedule
     return replace(schedule, bounds=bounds, descending=True)
