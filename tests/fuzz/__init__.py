@@ -1,0 +1,1 @@
+"""Random attention-like programs in plain PyTorch, and what is done with them."""

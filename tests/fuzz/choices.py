@@ -1,0 +1,189 @@
+"""What a random program may be: one choice for each feature. The first is the plainest, to which failures are shrunk."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+SIZES = (4, 1, 2, 3, 5, 7, 8, 16, 17, 24, 33, 47, 64, 70)
+WIDTHS = (4, 1, 2, 3, 8, 16, 20, 33)
+
+FEATURES: Mapping[str, tuple[Any, ...]] = {
+    "two": ("one", "difference", "difference_of_weights", "two_values", "two_masks", "added"),
+    "extra": (
+        *("none", "lse", "peak", "entropy", "entropy_of_logs", "column_sums", "argmax"),
+        *("largest_weight", "expected_key", "score_mean", "weight_squares", "argmax_of_weights"),
+    ),
+    "epilogue": (
+        *("none", "merge", "gate", "rms_norm", "layer_norm", "projected", "residual", "mean_rows"),
+        *("silu", "merge_gate", "head_sum"),
+    ),
+    "weights": (
+        *("softmax", "handmade", "no_shift", "log_softmax", "minus_lse", "late", "sink", "plus_one"),
+        *("in_float", "sigmoid", "relu_squared", "bare", "relu_normalised", "over_queries"),
+        *("both_ways", "sharpened", "no_nan", "zeroed", "clamped_shift", "mean_shift", "kept_rows"),
+    ),
+    "mask": (
+        *("none", "causal", "bottom_right", "window", "band", "prefix", "ids", "ids_causal"),
+        *("lengths", "dense", "dense_full", "additive", "blocks", "dilated", "head_window", "ranges"),
+    ),
+    "fill": ("-inf", "min", "-1e9", "-1e4"),
+    "masking": ("masked_fill", "where", "add", "multiply_late"),
+    "bias": (
+        *("none", "pair", "full", "per_head", "per_key", "table", "alibi", "alibi_signed"),
+        *("buckets", "distance"),
+    ),
+    "cap": ("none", "tanh", "temperature", "square", "clamp", "row_temperature"),
+    "order": ("plain", "mask_first", "cap_first", "bias_last"),
+    "scale": ("on_scores", "none", "on_queries", "divided", "both_roots", "on_keys", "learned"),
+    "prepare": ("none", "rotated", "normalised", "unit", "feature_map", "memory_keys", "flipped"),
+    "layout": (
+        *("bhsd", "bshd", "bshd_einsum", "packed", "split_heads", "keys_transposed", "sliced"),
+        *("strided", "projected"),
+    ),
+    "scores": ("matmul", "einsum", "bmm", "baddbmm", "multiply_sum", "linear"),
+    "product": ("matmul", "einsum", "bmm", "multiply_sum"),
+    "sharing": ("repeat_interleave", "expand_reshape", "five_dims"),
+    "values": ("plain", "large", "huge", "offset", "tiny", "nan"),
+    "dynamic": (False, True),
+    "dtype": ("float32", "float64", "bfloat16", "float16"),
+    "B": (1, 2, 3),
+    "H": (1, 2, 3),
+    "G": (1, 2, 3),
+    "S": SIZES,
+    "T": (0, *SIZES),  # 0: as many keys as queries
+    "D": WIDTHS,
+    "E": (0, *WIDTHS),  # 0: as wide as keys
+}  # fmt: skip
+
+# How often the plainest choice is taken; others share the rest.
+PLAIN = {
+    "two": 0.8, "extra": 0.65, "epilogue": 0.55, "weights": 0.3, "mask": 0.25, "fill": 0.6, "masking": 0.5, "bias": 0.5,
+    "cap": 0.7, "order": 0.75, "scale": 0.4, "prepare": 0.7, "layout": 0.4, "scores": 0.5, "product": 0.55, "sharing": 0.4,
+    "values": 0.65, "dynamic": 0.85, "dtype": 0.5, "B": 0.4, "H": 0.3, "G": 0.55, "T": 0.6, "E": 0.7,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Choices:
+    """One random program, before it is text."""
+
+    seed: int
+    two: str
+    extra: str
+    epilogue: str
+    weights: str
+    mask: str
+    fill: str
+    masking: str
+    bias: str
+    cap: str
+    order: str
+    scale: str
+    prepare: str
+    layout: str
+    scores: str
+    product: str
+    sharing: str
+    values: str
+    dynamic: bool
+    dtype: str
+    B: int
+    H: int
+    G: int
+    S: int
+    T: int
+    D: int
+    E: int
+
+    @property
+    def keys(self) -> int:
+        return self.T or self.S
+
+    @property
+    def width(self) -> int:
+        """Of the values."""
+        return self.E or self.D
+
+    @property
+    def is_five(self) -> bool:
+        """Whether scores have an axis for the query heads that share a key head."""
+        return self.sharing == "five_dims" and self.G > 1
+
+    @property
+    def is_16_bit(self) -> bool:
+        return self.dtype in ("bfloat16", "float16")
+
+
+def random_choices(seed: int) -> Choices:
+    """The program of a seed."""
+    rng = random.Random(seed)
+    found: dict[str, Any] = {}
+    for name, options in FEATURES.items():
+        plain = rng.random() < PLAIN.get(name, 0.1)
+        found[name] = options[0] if plain else rng.choice(options)
+    return legal(Choices(seed=seed, **found))
+
+
+def legal(c: Choices) -> Choices:
+    """The nearest choices that make a program and a fair test of one."""
+    if c.layout == "packed":
+        c = replace(c, T=0, E=0)
+    if c.layout == "bshd_einsum":
+        c = replace(c, scores="einsum", product="einsum")
+        if c.sharing == "five_dims":
+            c = replace(c, sharing="repeat_interleave")
+    if c.is_five and c.scores in ("bmm", "baddbmm", "linear"):
+        c = replace(c, scores="matmul")
+    if c.is_five and c.product == "bmm":
+        c = replace(c, product="matmul")
+    if c.prepare in ("rotated",) and c.D % 2:
+        c = replace(c, D=c.D + 1)
+    if c.masking == "multiply_late" and c.weights not in ("sigmoid", "relu_squared", "bare"):
+        c = replace(c, masking="where")
+    if c.weights in ("sigmoid", "relu_squared", "bare", "relu_normalised"):
+        c = replace(c, extra="column_sums" if c.extra != "none" else "none")
+        if c.weights == "bare":  # a filled score would drown all others
+            c = replace(c, masking="multiply_late")
+        if c.weights == "bare" and c.mask == "additive":
+            c = replace(c, mask="dense")
+    if c.is_16_bit and c.extra in ("argmax", "argmax_of_weights"):
+        c = replace(c, extra="peak")  # 16-bit scores have ties that a kernel has not
+    if c.weights == "in_float" and not c.is_16_bit:
+        c = replace(c, weights="softmax")
+    if c.weights == "late" and c.two == "difference_of_weights":
+        c = replace(c, two="difference")
+    if c.weights == "late" and c.extra not in ("none", "lse", "peak", "argmax", "score_mean"):
+        c = replace(c, extra="lse")
+    if c.weights in ("no_shift", "mean_shift", "clamped_shift") and c.values in ("large", "huge"):
+        c = replace(c, values="plain")  # eager overflows
+    if c.dtype == "float16" and (c.values in ("huge",) or c.weights == "no_shift"):
+        c = replace(c, values="plain")
+    if c.weights in ("zeroed", "kept_rows") and c.mask in ("none", "additive"):
+        c = replace(c, mask="causal")
+    if c.values == "nan" and c.extra in ("argmax", "argmax_of_weights"):
+        c = replace(c, extra="none")
+    if c.mask in ("ids", "ids_causal", "causal", "window") and c.keys < c.S and c.mask[0] == "i":
+        c = replace(c, T=0)
+    if c.dynamic and c.prepare == "memory_keys":
+        c = replace(c, dynamic=False)
+    return c
+
+
+def simpler(c: Choices) -> Iterator[Choices]:
+    """Choices with one feature plainer, boldest first."""
+    for f in fields(c):
+        if f.name == "seed":
+            continue
+        options, now = FEATURES[f.name], getattr(c, f.name)
+        if f.name in ("S", "T", "D", "E", "B", "H", "G"):
+            tries = sorted(o for o in options if o < now)
+            tries = [*(o for o in options[:1] if o < now), *tries]
+        else:
+            tries = [o for o in options[:1] if o != now]
+        for option in dict.fromkeys(tries):
+            found = legal(replace(c, **{f.name: option}))
+            if found != c:
+                yield found

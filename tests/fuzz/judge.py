@@ -1,0 +1,252 @@
+"""Judges one program as `tests.support.oracle` does. Three ways, each slower: loops executed in Python, C++ kernels between eager ops,
+and torch.compile."""
+
+from __future__ import annotations
+
+import ctypes
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flashlight.capture.capture import capture
+from flashlight.capture.record import Record, collecting
+from flashlight.errors import CompileError, Refusal
+from flashlight.ir.dtypes import DType
+from flashlight.ir.execute import execute_tiled
+from flashlight.ir.nests import Program
+from flashlight.options import Options
+from flashlight.runtime import cpu, op
+from flashlight.runtime.types import TORCH_TYPES
+from tests.support.oracle import allowed, exactly, relative_error, same_places, tensors
+from tests.support.tracing import graph_of
+
+PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
+
+
+@dataclass
+class Verdict:
+    """What became of a program.
+
+    Attributes:
+        failure: its kind and facts, or "".
+        regions: how many became kernels.
+        standing: whether a product with more elements than all inputs and outputs is left.
+        refusals: their codes.
+    """
+
+    failure: str = ""
+    regions: int = 0
+    standing: bool = False
+    refusals: list[str] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        """The failure without its numbers."""
+        return self.failure.split(":")[0]
+
+    @property
+    def is_fused(self) -> bool:
+        return self.regions > 0 and not self.standing
+
+
+def load(text: str) -> types.ModuleType:
+    """A program's file as a module. Its lines are kept for tracebacks."""
+    import linecache
+
+    name = f"program_{abs(hash(text)):x}.py"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    module = types.ModuleType(name[:-3])
+    exec(compile(text, name, "exec"), module.__dict__)
+    return module
+
+
+def quick(text: str) -> Verdict:
+    """Trace, capture, optimize and lower; execute loops tile by tile in numpy and everything else eagerly."""
+    with _loops_in_python(tile=5, parts=2):
+        return _captured(text)
+
+
+def kernels(text: str) -> Verdict:
+    """The same with C++ kernels, whose results and workspaces are full of NaN at first."""
+    with _poisoned():
+        return _captured(text)
+
+
+def _captured(text: str) -> Verdict:
+    module = load(text)
+    calls = _calls(module)
+    verdict = Verdict()
+    with torch.no_grad(), collecting() as record:
+        graph = graph_of(module.fn, calls[0], dynamic=module.DYNAMIC)
+        shapes = torch.fx.GraphModule(torch.nn.Module(), graph)
+        capture(shapes.graph, Options(strict=True))
+        shapes.recompile()
+        _note(verdict, record)
+        verdict.standing = _stands(shapes.graph)
+        for args in calls:
+            got = shapes(*args)
+            verdict.failure = _difference(module.fn, args, got)
+            if verdict.failure:
+                break
+    return verdict
+
+
+def compiled(text: str) -> Verdict:
+    """By torch.compile, with real kernels."""
+    module = load(text)
+    calls = _calls(module)
+    torch._dynamo.reset()
+    verdict = Verdict()
+    fn: Any = torch.compile(module.fn, backend="flashlight", dynamic=module.DYNAMIC)
+    with torch.no_grad(), collecting() as record:
+        for args in calls:
+            verdict.failure = _difference(module.fn, args, fn(*args))
+            if verdict.failure:
+                break
+    _note(verdict, record)
+    return verdict
+
+
+def guarded(judge: Callable[[str], Verdict], text: str) -> Verdict:
+    """A verdict in which whatever is raised is the failure."""
+    try:
+        return judge(text)
+    except Exception as error:
+        line = str(error).strip().splitlines()
+        return Verdict(f"{type(error).__name__}: {line[0][:200] if line else ''}{_place(error)}")
+
+
+def _place(error: BaseException) -> str:
+    import traceback
+
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [f for f in frames if "flashlight" in f.filename] or frames
+    return f" @ {ours[-1].filename.rsplit('/', 1)[-1]}:{ours[-1].lineno}" if ours else ""
+
+
+def _calls(module: types.ModuleType) -> list[tuple[Any, ...]]:
+    dtype = getattr(torch, module.DTYPES[0])
+    return [
+        module.make("cpu", dtype, "tiny", torch.Generator().manual_seed(1234 + n), **kw)
+        for n, kw in enumerate(getattr(module, "CALLS", [{}]))
+    ]
+
+
+def _note(verdict: Verdict, record: Record) -> None:
+    verdict.regions = len(record.regions)
+    verdict.refusals = [r.code for r in record.refusals]
+
+
+def _difference(fn: Callable[..., Any], args: Sequence[Any], got: Any) -> str:
+    """How a result differs from eager's, or nothing."""
+    eagers, exacts = tensors(fn(*args)), tensors(fn(*exactly(args)))
+    for i, (g, e, x) in enumerate(zip(tensors(got), eagers, exacts, strict=True)):
+        if g.shape != e.shape:
+            return f"shape of {i}: {tuple(g.shape)}, eager {tuple(e.shape)}"
+        if g.dtype != e.dtype:
+            return f"dtype of {i}: {g.dtype}, eager {e.dtype}"
+        if not e.is_floating_point():
+            if not torch.equal(g, e):
+                return f"integers of {i}: differ"
+            continue
+        if not same_places(g, e) and not same_places(g, x.to(e.dtype)):
+            return f"places of {i}: {_places(g)}, eager {_places(e)}"
+        error, limit = relative_error(g, x), allowed(e, x)
+        if error > limit:
+            return f"error of {i}: {error:.2e}, at most {limit:.2e}"
+    return ""
+
+
+def _places(x: Tensor) -> str:
+    return f"{int(x.isnan().sum())} nan {int(x.isinf().sum())} inf of {x.numel()}"
+
+
+def _stands(graph: torch.fx.Graph) -> bool:
+    """Whether a product writes more elements than every input and output has."""
+
+    def count(node: Any) -> int:
+        val = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+        return int(val.numel()) if isinstance(val, Tensor) else 0
+
+    ends = [n for n in graph.nodes if n.op == "placeholder"]
+    ends += next(n for n in graph.nodes if n.op == "output").all_input_nodes
+    largest = max(map(count, ends), default=0)
+    return any(
+        n.op == "call_function"
+        and str(n.target).removeprefix("aten.").split(".")[0] in PRODUCTS
+        and count(n) > largest
+        for n in graph.nodes
+    )
+
+
+class InPython:
+    """A program of loops, executed by the laws of tiles. Its C++ is generated and not compiled."""
+
+    kernels = ()
+
+    def __init__(self, program: Program, tile: int, parts: int) -> None:
+        self.program, self.tile, self.parts = program, tile, parts
+
+    def __call__(self, inputs: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """The outputs; 16-bit floats are computed in float32, as kernels do."""
+        program = self.program
+        arrays = {b.name: _array(t) for b, t in zip(program.inputs, inputs, strict=True)}
+        known = {s.name: int(n) for s, n in zip(program.sizes, sizes, strict=True)}
+        single = not any(b.dtype is DType.F64 for b in program.inputs)
+        found = execute_tiled(program, arrays, self.tile, self.parts, single=single, sizes=known)
+        results = program.results()
+        return [
+            torch.from_numpy(np.array(found[name], order="C")).to(TORCH_TYPES[results[name].dtype])
+            for name in program.outputs
+        ]
+
+
+def _array(t: Tensor) -> np.ndarray:
+    return (t.float() if t.dtype in (torch.bfloat16, torch.float16) else t).numpy()
+
+
+@contextmanager
+def _loops_in_python(tile: int, parts: int) -> Iterator[None]:
+    def build(
+        program: Program, device: torch.device, options: Any, hints: Mapping[str, int]
+    ) -> InPython | Refusal:
+        try:
+            for n, loop in enumerate(program.loops):
+                cpu.step_of(program, loop, hints, n)
+        except CompileError as error:
+            return Refusal("tile-form", str(error))
+        return InPython(program, tile, parts)
+
+    before = op.build  # type: ignore[attr-defined]
+    op.build = build  # type: ignore[attr-defined]
+    built, op._built = op._built, {}
+    try:
+        yield
+    finally:
+        op.build = before  # type: ignore[attr-defined]
+        op._built = built
+
+
+@contextmanager
+def _poisoned() -> Iterator[None]:
+    """Whatever a kernel has not written is NaN, or true."""
+    workspace, deterministic = cpu.workspace, torch.are_deterministic_algorithms_enabled()
+
+    def poisoned(size: int) -> int:
+        address = workspace(size)
+        ctypes.memset(address, 0xFF, size)
+        return address
+
+    cpu.workspace = poisoned
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills what torch.empty returns
+    try:
+        yield
+    finally:
+        cpu.workspace = workspace
+        torch.use_deterministic_algorithms(deterministic)

@@ -1,0 +1,618 @@
+"""The text of a random program: a file that stands alone, with `make` for its arguments and `fn`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.fuzz.choices import FEATURES, Choices
+
+_PLAIN_LETTERS = ("bhqd,bhkd->bhqk", "bhqk,bhke->bhqe")
+_FIVE_LETTERS = ("bhgqd,bhgkd->bhgqk", "bhgqk,bhgke->bhgqe")
+
+
+class _Writer:
+    """Collects the arguments (name, text of their value) and lines of one program."""
+
+    def __init__(self, c: Choices) -> None:
+        self.c = c
+        self.arguments: dict[str, str] = {}
+        self.lines: list[str] = []
+        self.HQ = c.H * c.G
+        self.needs_positions = False
+
+    # -- Small texts
+
+    def argument(self, name: str, value: str) -> str:
+        self.arguments.setdefault(name, value)
+        return name
+
+    def random(self, name: str, *shape: str, gain: str = "") -> str:
+        size = ", ".join(shape) + ("," if len(shape) == 1 else "")
+        return self.argument(name, f"rand(({size})){gain}")
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def per_head(self, name: str) -> str:
+        """A vector of query heads against scores."""
+        return f"{name}.view(H, G, 1, 1)" if self.c.is_five else f"{name}[:, None, None]"
+
+    def per_sample(self, text: str) -> str:
+        """[B, S or 1, T] against scores."""
+        return f"{text}[:, None, None]" if self.c.is_five else f"{text}[:, None]"
+
+    def positions(self) -> None:
+        if not self.needs_positions:
+            self.needs_positions = True
+            self.say("i = torch.arange(S, device=q.device)[:, None]")
+            self.say("j = torch.arange(T, device=q.device)[None, :]")
+
+    # -- Parts
+
+    def run(self) -> str:
+        c = self.c
+        self._inputs()
+        self._prepare("q", "k")
+        if c.two in ("difference", "difference_of_weights", "added"):
+            self._second()
+        self._share_heads()
+        names = [("q", "k", "")]
+        if c.two in ("difference", "difference_of_weights", "added"):
+            names.append(("q2", "k2", "2"))
+        self.say(f"S, T = q.shape[{self._rows}], k.shape[{self._rows}]")
+        for q, k, n in names:
+            self._scores(q, k, f"s{n}")
+        if c.two == "two_masks":
+            self.say("s2 = s")
+            self.positions()
+            self.say("s2 = torch.where((i - j).abs() <= 2, s2, -torch.inf)")
+            names.append(("q", "k", "2"))
+        for _, _, n in names:
+            self._weights(f"s{n}", f"p{n}", n)
+        self._outputs()
+        return self._file()
+
+    @property
+    def _rows(self) -> int:
+        return 1 if self.c.layout == "bshd_einsum" else -2
+
+    def _inputs(self) -> None:
+        c = self.c
+        match c.layout:
+            case "bhsd":
+                self.random("q", "B", "H * G", "S", "D", gain=_gain(c))
+                self.random("k", "B", "H", "T", "D", gain=_offset(c))
+                self.random("v", "B", "H", "T", "E", gain=_offset(c))
+            case "bshd" | "bshd_einsum":
+                self.random("q", "B", "S", "H * G", "D", gain=_gain(c))
+                self.random("k", "B", "T", "H", "D", gain=_offset(c))
+                self.random("v", "B", "T", "H", "E", gain=_offset(c))
+                if c.layout == "bshd":
+                    self.say("q, k, v = (x.transpose(1, 2) for x in (q, k, v))")
+            case "packed":
+                self.random("x", "B", "S", "(H * G + 2 * H) * D", gain=_gain(c))
+                self.say("q, k, v = x.split([H * G * D, H * D, H * D], -1)")
+                self.say("q = q.view(B, -1, H * G, D).transpose(1, 2)")
+                self.say("k, v = (t.view(B, -1, H, D).transpose(1, 2) for t in (k, v))")
+            case "split_heads":
+                self.random("q", "B", "S", "H * G * D", gain=_gain(c))
+                self.random("k", "B", "T", "H * D", gain=_offset(c))
+                self.random("v", "B", "T", "H * E", gain=_offset(c))
+                self.say("q = q.view(B, -1, H * G, D).permute(0, 2, 1, 3)")
+                self.say("k = k.unflatten(-1, (H, D)).permute(0, 2, 1, 3)")
+                self.say("v = v.reshape(B, -1, H, E).permute(0, 2, 1, 3).contiguous()")
+            case "keys_transposed":
+                self.random("q", "B", "H * G", "S", "D", gain=_gain(c))
+                self.random("kt", "B", "H", "D", "T", gain=_offset(c))
+                self.random("v", "B", "H", "T", "E", gain=_offset(c))
+                self.say("k = kt.mT")
+            case "sliced":
+                self.random("q", "B", "H * G", "S + 3", "D + 2", gain=_gain(c))
+                self.random("k", "B", "H + 1", "T", "D + 1", gain=_offset(c))
+                self.random("v", "B", "H", "T + 2", "2 * E", gain=_offset(c))
+                self.say("q = q[:, :, 2:-1, 1:-1]")
+                self.say("k = k[:, 1:, :, :-1]")
+                self.say("v = v.narrow(2, 1, v.shape[2] - 2).chunk(2, -1)[1]")
+            case "strided":
+                self.random("q", "B", "H * G", "2 * S", "D", gain=_gain(c))
+                self.random("k", "B", "H", "T", "2 * D", gain=_offset(c))
+                self.random("v", "B", "H", "T", "E", "2", gain=_offset(c))
+                self.say("q = q[:, :, ::2]")
+                self.say("k = k[..., 1::2]")
+                self.say("v = v.unbind(-1)[0]")
+            case _:
+                assert c.layout == "projected"
+                self.random("x", "B", "S", "5", gain=_gain(c))
+                self.random("y", "B", "T", "5", gain=_offset(c))
+                self.random("wq", "5", "H * G * D", gain=" * 0.5")
+                self.random("wk", "5", "H * D", gain=" * 0.5")
+                self.random("wv", "5", "H * E", gain=" * 0.5")
+                self.say("q = (x @ wq).view(B, -1, H * G, D).transpose(1, 2)")
+                self.say("k = (y @ wk).view(B, -1, H, D).transpose(1, 2)")
+                self.say("v = (y @ wv).view(B, -1, H, E).transpose(1, 2)")
+
+    def _second(self) -> None:
+        """Queries and keys of a second attention, in the layout that the first have by now."""
+        rows = ("S", "H * G") if self.c.layout == "bshd_einsum" else ("H * G", "S")
+        keys = ("T", "H") if self.c.layout == "bshd_einsum" else ("H", "T")
+        self.random("q2", "B", *rows, "D")
+        self.random("k2", "B", *keys, "D")
+        if self.c.prepare == "memory_keys":
+            self.say(
+                "k2 = torch.cat([k2, k2[:, :, :1]], 2)"
+                if rows[0] != "S"
+                else "k2 = torch.cat([k2, k2[:, :1]], 1)"
+            )
+
+    def _prepare(self, q: str, k: str) -> None:
+        c, row = self.c, 1 if self.c.layout == "bshd_einsum" else 2
+        match c.prepare:
+            case "rotated":
+                self.random("angles", "max(S, T)", "D // 2")
+                axis = "[:, None]" if row == 1 else ""
+                for x in (q, k):
+                    self.say(f"c = angles[: {x}.shape[{row}]]{axis}.cos()")
+                    self.say(f"n = angles[: {x}.shape[{row}]]{axis}.sin()")
+                    self.say(f"a, b = {x}.chunk(2, -1)")
+                    self.say(f"{x} = torch.cat([a * c - b * n, a * n + b * c], -1)")
+            case "normalised":
+                self.random("gain", "D")
+                for x in (q, k):
+                    self.say(
+                        f"{x} = {x} * torch.rsqrt({x}.pow(2).mean(-1, keepdim=True) + 1e-6) * gain"
+                    )
+            case "unit":
+                self.say(f"{q}, {k} = F.normalize({q}, dim=-1), F.normalize({k}, dim=-1)")
+            case "feature_map":
+                self.say(f"{q}, {k} = F.elu({q}) + 1, F.elu({k}) + 1")
+            case "memory_keys":
+                shape = ("B", "2", "H") if row == 1 else ("B", "H", "2")
+                self.random("mk", *shape, "D")
+                self.random("mv", *shape, "E")
+                self.say(f"k = torch.cat([k, mk[{':, ' * row}:1]], {row})")
+                self.say(f"v = torch.cat([v, mv[{':, ' * row}1:]], {row})")
+            case "flipped":
+                self.say(f"k, v = k.flip({row}), v.roll(1, {row})")
+
+    def _share_heads(self) -> None:
+        c = self.c
+        if c.G == 1:
+            return
+        qs, ks = ["q"], ["k", "v"]
+        if c.two in ("difference", "difference_of_weights", "added"):
+            qs.append("q2")
+            ks.append("k2")
+        axis = 2 if c.layout == "bshd_einsum" else 1
+        for x in ks:
+            match c.sharing:
+                case "repeat_interleave":
+                    self.say(f"{x} = {x}.repeat_interleave(G, {axis})")
+                case "expand_reshape":
+                    at = ":, " * (axis + 1)
+                    wide = "-1, " * (axis + 1) + "G" + ", -1" * (3 - axis)
+                    self.say(f"{x} = {x}[{at}None].expand({wide}).flatten({axis}, {axis + 1})")
+                case _:
+                    self.say(f"{x} = {x}[:, :, None]")
+        if c.is_five:
+            for x in qs:
+                self.say(f"{x} = {x}.unflatten(1, (H, G))")
+
+    # -- Scores
+
+    def _scores(self, q: str, k: str, s: str) -> None:
+        c = self.c
+        letters = _FIVE_LETTERS if c.is_five else _PLAIN_LETTERS
+        if c.layout == "bshd_einsum":
+            letters = ("bqhd,bkhd->bhqk", "bhqk,bkhe->bqhe")
+        match c.scale:
+            case "on_queries":
+                self.say(f"{q} = {q} * D**-0.5")
+            case "on_keys":
+                self.say(f"{k} = {k} * D**-0.5")
+            case "both_roots":
+                self.say(f"{q}, {k} = {q} * D**-0.25, {k} * D**-0.25")
+        match c.scores:
+            case "matmul":
+                self.say(f"{s} = {q} @ {k}.transpose(-1, -2)")
+            case "linear":
+                self.say(f"{s} = torch.matmul({q}, {k}.mT)")
+            case "einsum":
+                wide = f"{k}.expand(-1, -1, G, -1, -1)" if c.is_five else k
+                self.say(f"{s} = torch.einsum('{letters[0]}', {q}, {wide})")
+            case "bmm":
+                self.say(f"{s} = torch.bmm({q}.flatten(0, 1), {k}.flatten(0, 1).mT)")
+                self.say(f"{s} = {s}.view(B, H * G, {q}.shape[-2], {k}.shape[-2])")
+            case "baddbmm":
+                self.random("row", "1", "1", "T" if c.prepare != "memory_keys" else "T + 1")
+                self.say(
+                    f"{s} = torch.baddbmm(row, {q}.flatten(0, 1), {k}.flatten(0, 1).mT, beta=0.5, alpha=0.7)"
+                )
+                self.say(f"{s} = {s}.unflatten(0, (B, H * G))")
+            case _:
+                self.say(f"{s} = ({q}[..., :, None, :] * {k}[..., None, :, :]).sum(-1)")
+        match c.scale:
+            case "on_scores":
+                self.say(f"{s} = {s} * D**-0.5")
+            case "divided":
+                self.say(f"{s} = {s} / math.sqrt(D)")
+            case "learned":
+                self.random("scale", "H * G", gain=".abs()")
+                self.say(f"{s} = {s} * {self.per_head('scale')}")
+        steps = {
+            "plain": ("bias", "cap", "mask"),
+            "mask_first": ("mask", "bias", "cap"),
+            "cap_first": ("cap", "bias", "mask"),
+            "bias_last": ("cap", "mask", "bias"),
+        }[c.order]
+        for step in steps:
+            {"bias": self._bias, "cap": self._cap, "mask": self._mask}[step](s)
+
+    def _bias(self, s: str) -> None:
+        T = "T" if self.c.prepare != "memory_keys" else "T + 1"
+        match self.c.bias:
+            case "pair":
+                self.random("bias", "S", T)
+                self.say(f"{s} = {s} + bias")
+            case "full":
+                self.random("bias", "B", "1", "S", T)
+                five = "[:, None]" if self.c.is_five else ""
+                self.say(f"{s} = {s} + bias{five}")
+            case "per_head":
+                self.random("bias", "H * G", "S", T)
+                five = ".unflatten(0, (H, G))" if self.c.is_five else ""
+                self.say(f"{s} = {s} + bias{five}")
+            case "per_key":
+                self.random("bias", "B", T)
+                self.say(f"{s} = {s} + {self.per_sample('bias[:, None, :]')}")
+            case "table":
+                self.random("table", "2 * 4 + 1", "H * G")
+                self.positions()
+                found = "table[(j - i).clamp(-4, 4) + 4].permute(2, 0, 1)"
+                five = ".unflatten(0, (H, G))" if self.c.is_five else ""
+                self.say(f"{s} = {s} + {found}{five}")
+            case "alibi" | "alibi_signed":
+                self.random("slopes", "H * G", gain=".abs()")
+                self.positions()
+                far = "(j - i)" if self.c.bias == "alibi_signed" else "-(i - j).abs()"
+                self.say(f"{s} = {s} + {self.per_head('slopes')} * {far}")
+            case "buckets":
+                self.argument("buckets", f"torch.randint(0, 6, (S, {T}), generator=gen)")
+                self.random("table", "6", "H * G")
+                five = ".unflatten(0, (H, G))" if self.c.is_five else ""
+                found = "F.embedding(buckets, table).permute(2, 0, 1)"
+                self.say(f"{s} = {s} + {found}{five}")
+            case "distance":
+                self.random("xs", "B", "S", "3")
+                self.random("ys", "B", T, "3")
+                far = "(xs[:, :, None] - ys[:, None]).pow(2).sum(-1)"
+                self.say(f"{s} = {s} - 0.5 * {self.per_sample(far)}")
+
+    def _cap(self, s: str) -> None:
+        match self.c.cap:
+            case "tanh":
+                self.say(f"{s} = 5 * torch.tanh({s} / 5)")
+            case "temperature":
+                self.random("heat", "H * G", gain=".exp()")
+                self.say(f"{s} = {s} / {self.per_head('heat')}")
+            case "square":
+                self.say(f"{s} = {s} * {s}.abs() * 0.1")
+            case "clamp":
+                self.say(f"{s} = {s}.clamp(-1.5, 1.5)")
+            case "row_temperature":
+                self.random("heat", "B", "S", gain=".exp()")
+                self.say(f"{s} = {s} * {self.per_sample('heat[:, :, None]')}")
+
+    def _keep(self) -> str | None:
+        """Define `keep`, if the program has a mask of bools."""
+        c = self.c
+        text = {
+            "causal": "j <= i",
+            "bottom_right": "j <= i + (T - S)",
+            "window": "(j <= i) & (i - j < 3)",
+            "band": "(i - j).abs() <= 2",
+            "prefix": "(j <= i) | (j < 2)",
+            "blocks": "i // 4 == j // 4",
+            "dilated": "(i - j) % 3 == 0",
+        }.get(c.mask)
+        if text is not None:
+            self.positions()
+            return text
+        T = "T" if c.prepare != "memory_keys" else "T + 1"
+        match c.mask:
+            case "ids" | "ids_causal":
+                self.argument("ids", "torch.randint(0, 3, (B, S), generator=gen)")
+                self.argument("key_ids", f"torch.randint(0, 3, (B, {T}), generator=gen)")
+                text = self.per_sample("(ids[:, :, None] == key_ids[:, None, :])")
+                if c.mask == "ids_causal":
+                    self.positions()
+                    text += " & (j <= i)"
+                return text
+            case "lengths":
+                self.argument("lengths", f"torch.randint(0, {T} + 1, (B,), generator=gen)")
+                self.positions()
+                return self.per_sample("(j < lengths[:, None, None])")
+            case "dense":
+                self.argument("dense", f"torch.rand((S, {T}), generator=gen) < 0.7")
+                return "dense"
+            case "dense_full":
+                self.argument("dense", f"torch.rand((B, 1, S, {T}), generator=gen) < 0.5")
+                return "dense[:, None]" if c.is_five else "dense"
+            case "head_window":
+                self.argument("reach", "torch.randint(0, 5, (H * G,), generator=gen)")
+                self.positions()
+                return f"(i - j).abs() <= {self.per_head('reach')}"
+            case "ranges":
+                self.argument("first", "torch.randint(0, T, (B, S), generator=gen)")
+                self.positions()
+                start = "first[:, :, None]"
+                return self.per_sample(f"((j >= {start}) & (j < {start} + 4))")
+        return None
+
+    def _mask(self, s: str) -> None:
+        c = self.c
+        fill = {
+            "-inf": "-torch.inf", "min": f"torch.finfo({s}.dtype).min", "-1e9": "-1e9", "-1e4": "-1e4",
+        }[c.fill]  # fmt: skip
+        if c.dtype == "float16" and c.fill == "-1e9":
+            fill = "-6e4"
+        if c.mask == "additive":
+            T = "T" if c.prepare != "memory_keys" else "T + 1"
+            value = "-torch.inf" if c.fill == "-inf" else "-1e4"
+            self.argument(
+                "added",
+                f"torch.zeros(S, {T}, dtype=dtype).masked_fill(torch.rand((S, {T}), generator=gen) < 0.3, {value})",
+            )
+            self.say(f"{s} = {s} + added")
+            return
+        keep = self._keep()
+        if keep is None:
+            return
+        self.say(f"keep = {keep}")
+        match c.masking:
+            case "masked_fill":
+                self.say(f"{s} = {s}.masked_fill(~keep, {fill})")
+            case "where":
+                self.say(f"{s} = torch.where(keep, {s}, {fill})")
+            case "add":
+                if fill.startswith("torch.finfo"):
+                    fill = "-1e4"
+                self.say(
+                    f"{s} = {s} + torch.zeros_like({s}).masked_fill(torch.logical_not(keep), {fill})"
+                )
+
+    # -- Weights
+
+    def _weights(self, s: str, p: str, n: str) -> None:
+        w, m = f"w{n}", f"m{n}"
+        total = f"{w}.sum(-1, keepdim=True)"
+        match self.c.weights:
+            case "softmax":
+                self.say(f"{p} = F.softmax({s}, dim=-1)")
+            case "handmade":
+                self.say(f"{w} = torch.exp({s} - {s}.amax(-1, keepdim=True))")
+                self.say(f"{p} = {w} / {total}")
+            case "no_shift":
+                self.say(f"{w} = {s}.exp()")
+                self.say(f"{p} = {w} / {total}")
+            case "mean_shift":
+                self.say(f"{w} = torch.exp({s} - {s}.mean(-1, keepdim=True))")
+                self.say(f"{p} = {w} / {total}")
+            case "clamped_shift":
+                self.say(f"{m} = {s}.amax(-1, keepdim=True).clamp(min=0.0)")
+                self.say(f"{w} = torch.exp({s} - {m})")
+                self.say(f"{p} = {w} / ({total} + 1e-6)")
+            case "log_softmax":
+                self.say(f"{p} = F.log_softmax({s}, -1).exp()")
+            case "minus_lse":
+                self.say(f"{p} = torch.exp({s} - torch.logsumexp({s}, -1, keepdim=True))")
+            case "late":
+                self.say(f"{p} = torch.exp({s} - {s}.max(-1, keepdim=True).values)")
+            case "sink":
+                self.random("sink", "H * G")
+                self.say(f"c = {self.per_head('sink')}.expand(*{s}.shape[:-1], 1)")
+                self.say(f"{p} = torch.cat([{s}, c], -1).softmax(-1)[..., :-1]")
+            case "plus_one":
+                self.say(f"{m} = {s}.amax(-1, keepdim=True)")
+                self.say(f"{w} = torch.exp({s} - {m})")
+                self.say(f"{p} = {w} / ({total} + torch.exp(-{m}))")
+            case "in_float":
+                self.say(f"{p} = torch.softmax({s}, -1, dtype=torch.float32).to({s}.dtype)")
+            case "sigmoid":
+                self.say(f"{p} = torch.sigmoid({s} - 1.5)")
+            case "relu_squared":
+                self.say(f"{p} = F.relu({s}).square() / T")
+            case "bare":
+                self.say(f"{p} = {s} / T")
+            case "relu_normalised":
+                self.say(f"{w} = F.relu({s})")
+                self.say(f"{p} = {w} / ({total} + 1e-3)")
+            case "over_queries":
+                self.say(f"{p} = {s}.softmax(-2)")
+            case "both_ways":
+                self.say(f"{p} = {s}.softmax(-1) * {s}.softmax(-2)")
+            case "sharpened":
+                self.say(f"{w} = {s}.softmax(-1) ** 2")
+                self.say(f"{p} = {w} / {total}")
+            case "no_nan":
+                self.say(f"{p} = torch.nan_to_num({s}.softmax(-1), nan=0.0)")
+            case "zeroed":
+                self.say(f"{p} = {s}.softmax(-1).masked_fill(~keep, 0.0)")
+            case _:
+                self.say(f"{p} = torch.where(keep.any(-1, keepdim=True), {s}.softmax(-1), 0.0)")
+        if self.c.masking == "multiply_late" and self.c.mask not in ("none", "additive"):
+            self.say(f"{p} = {p} * keep")
+
+    def _product(self, p: str, v: str, o: str, n: str) -> None:
+        c = self.c
+        letters = _FIVE_LETTERS if c.is_five else _PLAIN_LETTERS
+        if c.layout == "bshd_einsum":
+            letters = ("", "bhqk,bkhe->bqhe")
+        match c.product:
+            case "matmul":
+                self.say(f"{o} = {p} @ {v}")
+            case "einsum":
+                wide = f"{v}.expand(-1, -1, G, -1, -1)" if c.is_five else v
+                self.say(f"{o} = torch.einsum('{letters[1]}', {p}, {wide})")
+            case "bmm":
+                self.say(f"{o} = torch.bmm({p}.flatten(0, 1), {v}.flatten(0, 1))")
+                self.say(f"{o} = {o}.unflatten(0, (B, H * G))")
+            case _:
+                self.say(f"{o} = ({p}[..., None] * {v}[..., None, :, :]).sum(-2)")
+        if c.weights == "late":
+            divisor = f"{p}.sum(-1, keepdim=True)"
+            if c.layout == "bshd_einsum":
+                divisor += ".transpose(1, 2)"
+            self.say(f"{o} = {o} / {divisor}")
+
+    def _outputs(self) -> None:
+        c = self.c
+        T = "T" if c.prepare != "memory_keys" else "T + 1"
+        results = ["o"]
+        match c.two:
+            case "one":
+                self._product("p", "v", "o", "")
+            case "difference" | "added" | "two_masks":
+                self._product("p", "v", "o", "")
+                self._product("p2", "v", "o2", "2")
+                sign = "- 0.3 *" if c.two == "difference" else "+"
+                self.say(f"o = o {sign} o2")
+            case "difference_of_weights":
+                self._product("(p - 0.3 * p2)", "v", "o", "")
+            case _:
+                rows = (T, "H * G") if c.layout == "bshd_einsum" else ("H * G", T)
+                self.random("u", "B", *rows, "3")
+                if c.is_five:
+                    self.say("u = u.unflatten(1, (H, G))")
+                self._product("p", "v", "o", "")
+                saved, self.c = self.c, _with_expanded_u(c)
+                self._product("p", "u", "o2", "2")
+                self.c = saved
+                results.append("o2")
+        self._extra(results)
+        self._epilogue()
+        self.say(f"return {', '.join(results)}")
+
+    def _extra(self, results: list[str]) -> None:
+        match self.c.extra:
+            case "none":
+                return
+            case "lse":
+                self.say("z = torch.logsumexp(s, -1)")
+            case "peak":
+                self.say("z = s.amax(-1)")
+            case "entropy":
+                self.say("z = -(p * torch.log(p + 1e-6)).sum(-1)")
+            case "entropy_of_logs":
+                self.say("z = -(p * F.log_softmax(s.clamp(min=-50.0), -1)).sum(-1)")
+            case "column_sums":
+                self.say("z = p.sum(-2)")
+            case "argmax":
+                self.say("z = s.argmax(-1)")
+            case "argmax_of_weights":
+                self.say("z = p.argmax(-1)")
+            case "largest_weight":
+                self.say("z = p.max(-1).values")
+            case "expected_key":
+                self.positions()
+                self.say("z = (p * j).sum(-1)")
+            case "score_mean":
+                self.say("z = s.mean(-1)")
+            case _:
+                self.say("z = (p * p).sum(-1)")
+        results.append("z")
+
+    def _epilogue(self) -> None:
+        c = self.c
+        if c.is_five:
+            self.say("o = o.flatten(1, 2)")
+        heads_first = c.layout != "bshd_einsum"
+        shape = ("B", "H * G", "S") if heads_first else ("B", "S", "H * G")
+        merge = "o.transpose(1, 2).flatten(2)" if heads_first else "o.flatten(2)"
+        match c.epilogue:
+            case "merge":
+                self.say(f"o = {merge}")
+            case "gate":
+                self.random("gate", *shape, "E")
+                self.say("o = o * torch.sigmoid(gate)")
+            case "rms_norm":
+                self.random("weight", "E")
+                self.say("o = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + 1e-5) * weight")
+            case "layer_norm":
+                self.random("weight", "E")
+                self.say("o = F.layer_norm(o, (E,), weight)")
+            case "projected":
+                self.random("wo", "H * G * E", "6")
+                self.say(f"o = {merge} @ wo")
+            case "residual":
+                self.random("r", *shape, "E")
+                self.say("o = r + 0.5 * o")
+            case "mean_rows":
+                self.say(f"o = o.mean({2 if heads_first else 1})")
+            case "silu":
+                self.say("o = F.silu(o)")
+            case "merge_gate":
+                self.random("gate", "B", "S", "H * G * E")
+                self.say(f"o = {merge} * F.silu(gate)")
+            case "head_sum":
+                self.say(f"o = o.sum({1 if heads_first else 2})")
+
+    # -- The file
+
+    def _file(self) -> str:
+        c = self.c
+        names = list(self.arguments)
+        made = "\n".join(f"    {name} = {text}" for name, text in self.arguments.items())
+        nan = ""
+        if c.values == "nan":
+            nan = f"    {names[0]}.view(-1)[3 % {names[0]}.numel()] = float('nan')\n"
+        body = "\n".join(f"    {line}" for line in self.lines)
+        calls = f"CALLS = [{{}}, {{'S': {c.S + 3}, 'T': {c.keys + 3}}}]\n" if c.dynamic else ""
+        sizes = f"B, H, G, D, E = {c.B}, {c.H}, {c.G}, {c.D}, {c.width}"
+        return f'''"""Random program {c.seed}: {summary(c)}"""
+import math
+
+import torch
+import torch.nn.functional as F
+
+NEED = "random program {c.seed}"
+DTYPES = ["{c.dtype}"]
+FUSED = False
+DYNAMIC = {c.dynamic}
+{calls}{sizes}
+
+
+def make(device, dtype, scale, gen, S={c.S}, T={c.keys}):
+    def rand(shape):
+        return torch.randn(shape, generator=gen, dtype=torch.float64).to(dtype)
+
+{made}
+{nan}    return tuple(x.to(device) for x in ({", ".join(names)},))
+
+
+def fn({", ".join(names)}):
+{body}
+'''
+
+
+def _with_expanded_u(c: Choices) -> Choices:
+    """For a second value tensor, which has all heads already."""
+    return replace(c, product="matmul" if c.product == "einsum" and c.is_five else c.product)
+
+
+def _gain(c: Choices) -> str:
+    return {"large": " * 8", "huge": " * 60", "tiny": " * 1e-3"}.get(c.values, "")
+
+
+def _offset(c: Choices) -> str:
+    return " + 3" if c.values == "offset" else ""
+
+
+def summary(c: Choices) -> str:
+    """The choices that are not the plainest."""
+    said = [f"{n}={getattr(c, n)}" for n, o in FEATURES.items() if getattr(c, n) != o[0]]
+    return " ".join(said) or "plain attention"
+
+
+def source(c: Choices) -> str:
+    """The file of a program."""
+    return _Writer(c).run()
