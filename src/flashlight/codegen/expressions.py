@@ -30,7 +30,7 @@ from flashlight.ir.exprs import (
     is_literal,
 )
 from flashlight.ir.monoids import SUM, Monoid
-from flashlight.ir.visit import free_dims, loads, substitute
+from flashlight.ir.visit import free_dims, loads, substitute, walk
 from flashlight.rewrite.tile import power_of_two
 
 WIDEST = 256  # a longer dim is contracted in chunks
@@ -284,7 +284,7 @@ class Expressions:
         b = self.builder
         dtype = self._dtype(expr)
         match op:
-            case "exp" if dtype is DType.F32:
+            case "exp" if dtype is DType.F32 and _is_relative(x):
                 exponent = self._exponent(x, ctx, guarded)
                 if exponent is None:
                     exponent = self.typed(self.scaled(x), dtype, ctx, guarded)
@@ -755,3 +755,11 @@ def renamed(expr: Expr, mapping: Mapping[Dim, Dim]) -> Expr:
 
 
 IndexLowering = Callable[[Expr], Value]
+
+
+def _is_relative(exponent: Expr) -> bool:
+    """Whether an exponent is relative to a running value: then it is near 0 where it counts, and may be scaled by log2(e).
+
+    Elsewhere the rounding of the product would be an error of |x| / 2^24.
+    """
+    return any(isinstance(node, Unary) and node.op == "anchor" for node in walk(exponent))
