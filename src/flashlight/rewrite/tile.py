@@ -300,14 +300,17 @@ def _row_dims(loop: Loop, hints: Mapping[str, int]) -> tuple[Dim, ...]:
 
 
 def _loop_dims(loop: Loop, hints: Mapping[str, int]) -> tuple[tuple[Dim, ...], tuple[Dim, ...]]:
-    """(outer, cols): the longest dim is tiled, joined by its inner neighbours while it is short."""
+    """(outer, cols): the longest dim is tiled, joined by the short dims inside it (the positions of a page)."""
     if not loop.loop:
         return (), ()
     extents = [extent_of(d, hints) for d in loop.loop]
     main = max(range(len(extents)), key=lambda i: (min(extents[i], 64), i))
-    if extents[main] >= 32 or len(extents) == 1:
-        return tuple(d for i, d in enumerate(loop.loop) if i != main), (loop.loop[main],)
-    return (), loop.loop
+    inner = loop.loop[main + 1 :]
+    if extents[main] < 32:
+        return (), loop.loop
+    if _product(inner, hints) <= 64 and all(isinstance(d.extent, Const) for d in inner):
+        return loop.loop[:main], loop.loop[main:]
+    return tuple(d for i, d in enumerate(loop.loop) if i != main), (loop.loop[main],)
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,22 +433,24 @@ def _product(dims: tuple[Dim, ...], hints: Mapping[str, int]) -> int:
 def _shapes(f: Footprint, points: int, device: Device) -> list[tuple[int, int, int, int]]:
     """(row_block, col_block, warps, stages), the preferred first.
 
-    Measured on Hopper: 64 x 128 with 4 warps for head dims up to 64, 128 x 128 with 8 above; a row tile is made smaller
-    where the grid would not fill the device.
+    The orders are those measured on an H200; a row tile is made smaller where the grid would not fill the device.
     """
     col_cap = max(16, power_of_two(f.col_count))
     if not f.accumulates:
         shapes = [(16, 256, 4, 2), (4, 512, 4, 2), (32, 128, 4, 2), (1, 1024, 4, 2), (64, 64, 4, 2)]
         return [(min(r, f.row_cap), min(c, col_cap), w, s) for r, c, w, s in shapes]
-    small = [(64, 128, 4, 2), (128, 128, 8, 2), (64, 64, 4, 3), (128, 64, 4, 3), (128, 64, 8, 3)]
-    large = [(128, 128, 8, 3), (128, 128, 8, 2), (128, 64, 8, 3), (64, 128, 4, 2), (64, 64, 4, 3)]
-    several = [(64, 64, 4, 3), (64, 64, 8, 2), (128, 64, 8, 2), (64, 128, 8, 2), (64, 32, 8, 2)]
-    if f.dots > 1 or f.accumulated > 200:
-        preferred = several + small
-    elif f.per_col >= 512:
-        preferred = large
+    narrow = [(64, 128, 4, 2), (64, 64, 4, 3), (128, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2)]
+    wide = [(64, 64, 4, 3), (128, 128, 8, 3), (128, 64, 8, 3), (128, 128, 8, 2), (64, 128, 4, 2)]
+    if f.dots > 1:
+        preferred = [(64, 64, 4, 3), (64, 64, 8, 3), (64, 64, 8, 2), (128, 64, 8, 2), *narrow]
+    elif f.accumulated > 200:
+        preferred = [(64, 64, 4, 2), (128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 8, 2), *wide]
+    elif f.per_pair and f.per_col >= 512:
+        preferred = [(64, 32, 4, 2), (64, 32, 4, 3), (64, 64, 4, 2), (128, 64, 8, 2)]
+    elif f.per_pair:
+        preferred = [(64, 64, 4, 2), (64, 32, 4, 2), (128, 64, 4, 2), (128, 64, 8, 2)]
     else:
-        preferred = small
+        preferred = wide if f.per_col >= 512 else narrow
     preferred = [*preferred, (64, 64, 8, 2), (64, 32, 4, 3), (64, 32, 8, 2), (32, 64, 4, 2)]
     preferred += [(32, 32, 4, 2), (16, 128, 4, 3), (16, 64, 4, 3), (16, 32, 4, 2), (16, 16, 4, 1)]
     most = f.row_cap
