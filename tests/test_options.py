@@ -46,12 +46,12 @@ def test_options_are_divided() -> None:
 
 
 def test_unknown_option() -> None:
-    with pytest.raises(ValueError, match="Unknown option 'strickt'. Did you mean 'strict'?"):
+    with pytest.raises(ValueError, match=r"Unknown option 'strickt'\. Did you mean 'strict'\?"):
         divide({"strickt": True}, {"max_autotune"})
 
 
 def test_wrong_type() -> None:
-    with pytest.raises(ValueError, match="Option 'strict' is 'yes', expected bool."):
+    with pytest.raises(ValueError, match=r"Option 'strict' is 'yes', expected bool\."):
         from_environment({"strict": "yes"})
 
 

@@ -123,11 +123,18 @@ def _compile(
     return cast(Callable[..., Any], compiled)
 
 
+class _Table(dict[Any, Callable[..., Any]]):
+    """A decomposition table that cache keys can hold: it pickles as the call that makes it."""
+
+    def __reduce__(self) -> Any:
+        return decompositions, ()
+
+
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Inductor's table without those that hide products."""
     from torch._inductor.decomposition import select_decomp_table
 
-    table = dict(select_decomp_table())
+    table = _Table(select_decomp_table())
     for name in _KEPT_WHOLE:
         table.pop(getattr(torch.ops.aten, name).default, None)
     return table

@@ -154,7 +154,7 @@ def test_training_graphs_are_left_alone() -> None:
 
 
 def test_without_kernels_a_region_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, record = captured(attention, Q, K, V)
+    graph, _ = captured(attention, Q, K, V)
     monkeypatch.setattr(op, "_built", {})
     monkeypatch.setattr(op, "build", lambda *_: Refusal("tile-form", "No."))
     with pytest.warns(UserWarning, match="without kernels"):

@@ -1,0 +1,261 @@
+"""The backend itself: names, options, other people's passes, caches, calls of the library's attention, and what is left alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor import config as inductor
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+import flashlight
+from flashlight import backend
+
+T = torch.Tensor
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()
+
+
+def attention(q: T, k: T, v: T) -> T:
+    return (q @ k.mT * 0.25).softmax(-1) @ v
+
+
+def qkv(*lengths: int) -> tuple[T, ...]:
+    gen = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(1, 2, n, 16, generator=gen) for n in lengths or (40, 50, 50))
+
+
+def check(compiled: Any, fn: Any = attention, args: tuple[T, ...] | None = None) -> None:
+    args = args or qkv()
+    torch.testing.assert_close(compiled(*args), fn(*args), rtol=1e-4, atol=1e-5)
+
+
+class Counting(CustomGraphPass):
+    """A user's pass."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        self.calls += 1
+
+    def uuid(self) -> str:
+        return "counting"
+
+
+def test_by_name() -> None:
+    check(torch.compile(attention, backend="flashlight"))
+    assert len(backend.last_report().regions) == 1
+
+
+def test_compile() -> None:
+    check(flashlight.compile(attention, dynamic=True))
+    assert len(backend.last_report().regions) == 1
+
+    @flashlight.compile(fullgraph=True)
+    def decorated(q: T, k: T, v: T) -> T:
+        return attention(q, k, v)
+
+    check(decorated)
+
+
+def test_enabled() -> None:
+    with flashlight.enabled():
+        check(torch.compile(attention))
+        assert len(backend.last_report().regions) == 1
+    assert inductor.joint_custom_pre_pass is None
+
+
+def test_enable_twice_and_disable_once() -> None:
+    flashlight.enable()
+    flashlight.enable()
+    try:
+        assert isinstance(inductor.joint_custom_pre_pass, backend.FuseRegions)
+    finally:
+        flashlight.disable()
+    assert inductor.joint_custom_pre_pass is None
+    flashlight.disable()
+
+
+def test_a_user_s_pass_runs_first_and_once() -> None:
+    counting = Counting()
+    compiled = torch.compile(
+        attention,
+        backend="flashlight",
+        options={"joint_custom_pre_pass": counting, "fx_graph_cache": False},
+    )
+    check(compiled, args=qkv(41, 53, 53))
+    assert counting.calls == 1
+    assert len(backend.last_report().regions) == 1
+
+
+def test_chained_uuid() -> None:
+    chain = backend._chained([Counting()], backend.FuseRegions())
+    assert chain.uuid()
+    assert backend._chained([lambda graph: None], backend.FuseRegions()).uuid() is None
+    twice = backend._chained(chain, backend.FuseRegions())
+    assert isinstance(twice, backend.Chain)
+    assert len(twice.passes) == 2
+
+
+def test_uuid_knows_what_affects_code() -> None:
+    plain = backend.FuseRegions(flashlight.Options())
+    assert plain.uuid() == backend.FuseRegions(flashlight.Options(debug=1)).uuid()
+    assert plain.uuid() != backend.FuseRegions(flashlight.Options(tune="off")).uuid()
+
+
+def test_unknown_option() -> None:
+    compiled = torch.compile(attention, backend="flashlight", options={"max_autotun": True})
+    with pytest.raises(BackendCompilerFailed, match="Did you mean 'max_autotune'"):
+        compiled(*qkv())
+
+
+def test_mode_and_inductor_s_options() -> None:
+    check(torch.compile(attention, backend="flashlight", mode="max-autotune-no-cudagraphs"))
+    torch._dynamo.reset()
+    check(torch.compile(attention, backend="flashlight", options={"epilogue_fusion": False}))
+
+
+def test_strict() -> None:
+    def returned(q: T, k: T, v: T) -> tuple[T, T]:
+        p = (q @ k.mT).softmax(-1)
+        return p @ v, p
+
+    compiled = torch.compile(returned, backend="flashlight", options={"strict": True})
+    with pytest.raises(BackendCompilerFailed, match="score-returned"):
+        compiled(*qkv())
+    torch._dynamo.reset()
+    got, want = flashlight.compile(returned)(*qkv()), returned(*qkv())
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_an_error_of_ours_leaves_the_graph_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise KeyError("broken")
+
+    monkeypatch.setattr(backend, "capture", broken)
+    with pytest.warns(UserWarning, match="broken"):
+        check(
+            flashlight.compile(attention, options={"fx_graph_cache": False}), args=qkv(42, 52, 52)
+        )
+
+
+def test_other_programs_are_left_alone() -> None:
+    def mlp(x: T, a: T, b: T) -> T:
+        return F.gelu(x @ a) @ b
+
+    args = torch.randn(8, 16), torch.randn(16, 32), torch.randn(32, 16)
+    check(flashlight.compile(mlp), mlp, args)
+    assert not backend.last_report().regions
+    assert not backend.last_report().refusals
+
+
+# -- The library's attention
+
+
+def causal(q: T, k: T, v: T) -> T:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def test_sdpa_is_seen() -> None:
+    check(flashlight.compile(causal), causal, qkv(45, 45, 45))
+    assert len(backend.last_report().regions) == 1
+
+
+def test_sdpa_may_be_hidden() -> None:
+    check(flashlight.compile(causal, options={"sdpa": False}), causal, qkv(46, 46, 46))
+    assert not backend.last_report().regions
+
+
+def test_sdpa_with_mask_and_groups() -> None:
+    def masked(q: T, k: T, v: T, mask: T) -> T:
+        return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+
+    q, k, v = torch.randn(2, 4, 30, 16), torch.randn(2, 2, 40, 16), torch.randn(2, 2, 40, 16)
+    args = (q, k, v, torch.rand(2, 1, 30, 40) > 0.3)
+    check(flashlight.compile(masked), masked, args)
+    assert len(backend.last_report().regions) == 1
+
+
+def test_sdpa_stays_opaque_where_its_scores_cannot_be_fused() -> None:
+    def strange(q: T, k: T, v: T) -> T:
+        return F.scaled_dot_product_attention(q, k, v, torch.randn(40, 50).cumsum(-1))
+
+    def returned(q: T, k: T, v: T) -> tuple[T, T]:
+        p = (q @ k.mT).softmax(-1)
+        return causal(q, k[:, :, :40], v[:, :, :40]) + p @ v, p
+
+    got, want = flashlight.compile(returned)(*qkv()), returned(*qkv())
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    assert strange(*qkv()).shape == (1, 2, 40, 16)
+
+
+# -- Caches
+
+
+WARM = """
+import torch, flashlight
+from torch._dynamo.utils import counters
+from flashlight import backend
+
+def attention(q, k, v):
+    return (q @ k.mT * 0.25).softmax(-1) @ v
+
+gen = torch.Generator().manual_seed(0)
+args = [torch.randn(1, 2, n, 16, generator=gen) for n in (40, 50, 50)]
+with torch.no_grad():
+    got = torch.compile(attention, backend="flashlight")(*args)
+torch.testing.assert_close(got, attention(*args), rtol=1e-4, atol=1e-5)
+print("regions", len(backend.last_report().regions), "hits", counters["aot_autograd"]["autograd_cache_hit"])
+"""
+
+
+@pytest.mark.slow
+def test_a_warm_process_runs_the_kernel_without_the_pass(tmp_path: Any) -> None:
+    script = tmp_path / "warm.py"
+    script.write_text(WARM, encoding="utf-8")
+
+    def run() -> str:
+        env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+        done = subprocess.run(
+            [sys.executable, str(script)], env=env, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    assert run() == "regions 1 hits 0"
+    assert run() == "regions 0 hits 1"
+
+
+def test_dynamic_shapes_compile_once() -> None:
+    counter = torch._dynamo.testing.CompileCounterWithBackend("flashlight")
+    compiled = torch.compile(attention, backend=counter, dynamic=True)
+    for lengths in ((40, 50, 50), (7, 120, 120), (64, 64, 64)):
+        check(compiled, args=qkv(*lengths))
+    assert counter.frame_count == 1
+
+
+def test_results_are_laid_out_as_by_inductor() -> None:
+    def transposed(q: T, k: T, v: T) -> T:
+        return attention(q, k, v).transpose(1, 2) * 2
+
+    args = qkv(43, 50, 50)
+    got = flashlight.compile(transposed)(*args)
+    torch._dynamo.reset()
+    assert got.stride() == torch.compile(transposed)(*args).stride()
+
+
+def test_a_query_of_no_rows() -> None:
+    check(flashlight.compile(attention), args=qkv(0, 50, 50))
