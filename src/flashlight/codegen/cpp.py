@@ -45,9 +45,13 @@ class Source:
     double: bool
 
 
+# Read once, with this module: an emitter and a preamble of two versions would agree to compile and not on what tiles hold.
+_PREAMBLE = (resources.files("flashlight.codegen") / "cpp_preamble.h").read_text()
+
+
 def preamble() -> str:
     """What every generated kernel stands on."""
-    return (resources.files("flashlight.codegen") / "cpp_preamble.h").read_text()
+    return _PREAMBLE
 
 
 def translation_unit(sources: Sequence[Source]) -> str:
