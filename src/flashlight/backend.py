@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -214,12 +213,19 @@ def last_report() -> Record:
     return record.last()
 
 
-@cache
 def source_hash() -> str:
-    """A hash of this package's sources."""
+    """A hash of this package's sources as they were when it was imported."""
+    return _HASH
+
+
+def _hash_of_sources() -> str:
     folder = Path(__file__).parent
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         digest.update(path.relative_to(folder).as_posix().encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+# Now: a process that outlives an update must not store its graphs as the update's.
+_HASH = _hash_of_sources()
