@@ -31,6 +31,7 @@ from flashlight.ir.exprs import (
 )
 from flashlight.ir.monoids import SUM, Monoid
 from flashlight.ir.visit import free_dims, loads, substitute, walk
+from flashlight.rewrite.simplify import simplify
 from flashlight.rewrite.tile import power_of_two
 
 WIDEST = 256  # a longer dim is contracted in chunks
@@ -173,7 +174,7 @@ class Expressions:
         key = (expr, guarded)
         found = ctx.memo.get(key)
         if found is None:
-            if expr in ctx.facts:
+            if ctx.facts and dtype_of(expr) is DType.BOOL and simplify(expr) in ctx.facts:
                 found = self.builder.constant(True, DType.BOOL)
             else:
                 found = self._value(expr, ctx, guarded)

@@ -21,6 +21,7 @@ from flashlight.codegen.expressions import (
     identity,
 )
 from flashlight.codegen.places import Place, Places, interval
+from flashlight.codegen.sharing import share_dims
 from flashlight.ir.dtypes import DType
 from flashlight.ir.exprs import (
     ONE,
@@ -45,7 +46,7 @@ _LARGEST = float.fromhex("0x1.fffffep+127")
 
 def lower(loop: Loop, schedule: Schedule, name: str = "kernel") -> Kernel:
     """The block program of a loop. Raises CompileError where no tile form is known."""
-    return _Lowering(prepare(loop), schedule, name).kernel()
+    return _Lowering(share_dims(prepare(loop)), schedule, name).kernel()
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,7 @@ class _Lowering:
             (full_lo, full_hi, True, False),
             (full_hi, hi, False, rest_is_ragged),
         ):
-            holds = frozenset(bounds.holds) if full and bounds is not None else frozenset[Expr]()
+            holds = frozenset(map(simplify, bounds.holds)) if full and bounds else frozenset()
             tail = ragged and not full
             base = start if exact else None
             skip = self._skip(number)
@@ -314,9 +315,7 @@ class _Lowering:
             needed = self._anywhere(skip, Context(inner, self.finals, holds))
             if self.b.literal(needed) is True:
                 return self._step(p, values, inner, here, holds)
-            return self.b.branch(
-                needed, values, lambda now: self._step(p, now, inner, here, holds)
-            )
+            return self.b.branch(needed, values, lambda now: self._step(p, now, inner, here, holds))
 
         return body
 

@@ -336,7 +336,7 @@ class _Emitter:
         """A value's text, lined up with `axes` (its own by default)."""
         text = self.text.get(value)
         if text is None:
-            text = f"({self.compute(self.inlined[value])})"
+            text = _atom(self.compute(self.inlined[value]))
         return text if axes is None else _lined_up(text, value.axes, axes)
 
     def like(self, value: Value, axes: tuple[Axis, ...]) -> str:
@@ -686,6 +686,15 @@ def _lined_up(text: str, have: tuple[Axis, ...], want: tuple[Axis, ...]) -> str:
 
 def _shape(axes: Iterable[Axis]) -> str:
     return f"[{', '.join(str(a.block) for a in axes)}]"
+
+
+def _atom(text: str) -> str:
+    """Text that may stand next to any operator: a name, a number or a call, or else parenthesised."""
+    head = re.match(r"[\w.]+", text)
+    rest = text[head.end() :] if head else text
+    if head and (not rest or (rest[0] == "(" and _stripped(rest) != rest)):
+        return text
+    return f"({text})"
 
 
 def _stripped(text: str) -> str:
