@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flashlight import options as option_names
 from flashlight import trace
-from flashlight.capture import record
+from flashlight.capture import lowering, record
 from flashlight.capture.capture import capture
 from flashlight.capture.record import Record, collecting
 from flashlight.errors import ProgramError, RefusedError
@@ -39,6 +39,7 @@ class FuseRegions(CustomGraphPass):
     def __call__(self, graph: torch.fx.Graph) -> None:
         """Fuse the regions of a graph in place."""
         options = self.options or from_environment()
+        lowering.register()
         try:
             with trace.using(options.debug, options.dump):
                 found = capture(graph, options)

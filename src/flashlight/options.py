@@ -41,6 +41,11 @@ class Options:
         "What to generate: auto, triton, gluon or cpp.",
         affects_code=True,
     )
+    inline: bool = _option(
+        True,
+        "Expand fused regions to Triton kernels in Inductor's own code (GPU); off: one call launches them.",
+        affects_code=True,
+    )
     verify: bool = _option(False, "Check programs after every pass.")
     debug: int = _option(0, "The debug ladder: 1 regions and refusals ... 5 every rule applied.")
     dump: str = _option("", "A folder for what each stage leaves, in numbered files.")

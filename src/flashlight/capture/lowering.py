@@ -49,7 +49,7 @@ def register() -> None:
 def expand(ins: Sequence[Any], syms: Sequence[Any], token: str) -> list[Any] | None:
     """The outputs of a region as Inductor's tensors, its kernels recorded; None to leave it a call."""
     device = ins[0].get_device()
-    if device is None or device.type != "cuda":
+    if device is None or device.type != "cuda" or not op.payload_of(token).options.inline:
         return None
     built = op.executable(token, device)
     if isinstance(built, Refusal) or not isinstance(built, GpuExecutable):
