@@ -81,6 +81,9 @@ def _many(a: argparse.Namespace) -> int:
             if verdict.failure:
                 failures.append((seed, name, verdict.failure))
                 _report(c, name, verdict, a)
+            if not console.is_terminal and done % 50 == 0:
+                console.print(f"{done} programs, {len(failures)} failed")
+                console.file.flush()
             progress.update(bar, advance=1, description=f"{len(failures)} failed")
     console.print(
         f"{done} programs ({real['kernels']} also by C++ kernels, {real['compiled']} by torch.compile) "

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from flashlight.backend import decompositions
 from flashlight.capture.capture import capture
 from flashlight.capture.record import Record, collecting
 from flashlight.errors import CompileError, Refusal
@@ -24,7 +26,6 @@ from flashlight.options import Options
 from flashlight.runtime import cpu, op
 from flashlight.runtime.types import TORCH_TYPES
 from tests.support.oracle import allowed, exactly, relative_error, same_places, tensors
-from tests.support.tracing import graph_of
 
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 
@@ -83,18 +84,25 @@ def _captured(text: str) -> Verdict:
     calls = _calls(module)
     verdict = Verdict()
     with torch.no_grad(), collecting() as record:
-        graph = graph_of(module.fn, calls[0], dynamic=module.DYNAMIC)
-        shapes = torch.fx.GraphModule(torch.nn.Module(), graph)
-        capture(shapes.graph, Options(strict=True))
-        shapes.recompile()
+        traced = _traced(module, calls[0])
+        capture(traced.graph, Options(strict=True))
+        traced.recompile()
         _note(verdict, record)
-        verdict.standing = _stands(shapes.graph)
+        verdict.standing = _stands(traced.graph)
         for args in calls:
-            got = shapes(*args)
+            got = traced(*args)
             verdict.failure = _difference(module.fn, args, got)
             if verdict.failure:
                 break
     return verdict
+
+
+def _traced(module: types.ModuleType, args: Sequence[Any]) -> torch.fx.GraphModule:
+    """The ATen graph of a program, which writes to no argument."""
+    mode = "symbolic" if module.DYNAMIC else "fake"
+    traced = make_fx(module.fn, decomposition_table=decompositions(), tracing_mode=mode)(*args)
+    traced.graph.eliminate_dead_code()
+    return traced
 
 
 def compiled(text: str) -> Verdict:

@@ -1,0 +1,59 @@
+"""A few dozen random programs, the same ones every time; `python -m tests.fuzz` runs as many as one likes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.fuzz.choices import FEATURES, Choices, random_choices, simpler
+from tests.fuzz.judge import compiled, kernels, load, quick
+from tests.fuzz.shrink import shrink
+from tests.fuzz.source import source
+
+QUICK = range(24)
+KERNELS = range(100, 108)
+COMPILED = range(200, 202)
+
+
+@pytest.mark.parametrize("seed", QUICK)
+def test_loops_in_python(seed: int) -> None:
+    text = source(random_choices(seed))
+    print(text)
+    assert quick(text).failure == ""
+
+
+@pytest.mark.parametrize("seed", KERNELS)
+def test_kernels_between_eager_ops(seed: int) -> None:
+    text = source(random_choices(seed))
+    print(text)
+    assert kernels(text).failure == ""
+
+
+@pytest.mark.parametrize("seed", COMPILED)
+def test_torch_compile(seed: int) -> None:
+    text = source(random_choices(seed))
+    print(text)
+    assert compiled(text).failure == ""
+
+
+def test_most_programs_are_programs() -> None:
+    """Every text runs in eager, so that a failure is the compiler's."""
+    for seed in range(300, 360):
+        c = random_choices(seed)
+        module = load(source(c))
+        generator = torch.Generator().manual_seed(0)
+        args = module.make("cpu", getattr(torch, c.dtype), "tiny", generator)
+        module.fn(*args)
+
+
+def test_shrinking_ends_at_what_matters() -> None:
+    start = next(c for c in map(random_choices, range(10**6)) if is_large_window(c))
+    small = shrink(start, is_large_window, limit=1000)
+    assert is_large_window(small)
+    plain = [n for n, options in FEATURES.items() if getattr(small, n) == options[0]]
+    assert len(plain) >= len(FEATURES) - 2
+    assert not any(is_large_window(c) for c in simpler(small))
+
+
+def is_large_window(c: Choices) -> bool:
+    return c.mask == "window" and c.S > 30
