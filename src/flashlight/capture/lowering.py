@@ -21,6 +21,9 @@ from flashlight.runtime import op
 from flashlight.runtime.gpu import Facts, GpuExecutable, Plan, Step, f32_precision, unit_axis
 from flashlight.runtime.types import TORCH_TYPES
 
+DEVICES = ("cuda",)
+"""Where Inductor runs Triton kernels."""
+
 _registered = False
 
 
@@ -49,7 +52,7 @@ def register() -> None:
 def expand(ins: Sequence[Any], syms: Sequence[Any], token: str) -> list[Any] | None:
     """The outputs of a region as Inductor's tensors, its kernels recorded; None to leave it a call."""
     device = ins[0].get_device()
-    if device is None or device.type != "cuda" or not op.payload_of(token).options.inline:
+    if device is None or device.type not in DEVICES or not op.payload_of(token).options.inline:
         return None
     built = op.executable(token, device)
     if isinstance(built, Refusal) or not isinstance(built, GpuExecutable):

@@ -1,0 +1,86 @@
+"""Compiles a program with a driver that claims to be a GPU, and prints what Inductor generates. Nothing can run.
+
+`python -m tests.support.inductor_process NAME [dynamic]`. A process of its own because the driver is global.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+def generated_code(name: str, *, dynamic: bool = False) -> str:
+    """The wrapper that Inductor writes for a variant of the zoo."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.inductor_process", name, *["dynamic"] * dynamic],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=ROOT,
+        timeout=300,
+        check=False,
+    )
+    assert "<<<" in done.stdout, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout.split("<<<")[-1].split(">>>")[0]
+
+
+def main(name: str, dynamic: bool) -> None:
+    import torch
+    import triton
+    from torch._inductor import config
+    from torch._inductor.codecache import PyCodeCache
+    from triton.backends.compiler import GPUTarget
+
+    from flashlight.capture import capture, lowering
+    from flashlight.pipeline import optimize
+    from flashlight.programs.variants import VARIANTS
+    from flashlight.runtime import gpu, op
+
+    class Driver:
+        def get_current_target(self) -> Any:
+            return GPUTarget("cuda", 90, 32)
+
+        def get_active_torch_device(self) -> torch.device:
+            return torch.device("cpu")
+
+        def get_current_device(self) -> int:
+            return 0
+
+    def executable(token: str, device: torch.device) -> Any:
+        payload = op.payload_of(token)
+        return gpu.build(optimize(payload.program), device, payload.options, payload.hints)
+
+    triton.runtime.driver.set_active(Driver())
+    op.executable = capture.executable = executable
+    lowering.DEVICES = ("cpu",)
+    config.cpu_backend = "triton"
+    config.fx_graph_cache = False
+    written: list[str] = []
+    write = PyCodeCache.write
+
+    def keep(text: str, *args: Any, **kwargs: Any) -> Any:
+        written.append(text)
+        return write(text, *args, **kwargs)
+
+    PyCodeCache.write = keep
+    variant = VARIANTS[name]
+    args = variant.make(variant.tiny, torch.bfloat16, "cpu", 0)
+    if dynamic:
+        for a in args[:3]:
+            torch._dynamo.mark_dynamic(a, 2)
+    try:
+        torch.compile(variant.fn, backend="flashlight")(*args)
+    except Exception as error:  # there is nothing to launch on
+        sys.stderr.write(f"{type(error).__name__}: {error}\n"[:500])
+    wrapper = next(t for t in reversed(written) if "async_compile" in t)
+    sys.stdout.write(f"<<<{wrapper}>>>")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], "dynamic" in sys.argv[2:])
