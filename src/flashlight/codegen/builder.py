@@ -282,12 +282,17 @@ class Builder:
         return max((self._level[v] for v in values), default=0)
 
     def _find(self, key: tuple[object, ...], level: int) -> Value | None:
-        branch = self._floors[-1] if self._floors and key[0] in _STAYS else level
-        for at in {level, max(level, branch)}:
+        for at in {level, self._placed(key, level)}:
             found = self._scopes[at].numbers.get(key)
             if found is not None:
                 return found
         return None
+
+    def _placed(self, key: tuple[object, ...], level: int) -> int:
+        """The level of an operation that could stand at `level`: inside the branch if that would be right outside it."""
+        if self._floors and level == self._floors[-1] - 1 and key[0] in _STAYS:
+            return self._floors[-1]
+        return level
 
     def _define(
         self,
@@ -299,8 +304,7 @@ class Builder:
         make: Callable[[Value], Op],
     ) -> Value:
         value = Value(self.name(hint), dtype, axes)
-        branch = self._floors[-1] if self._floors and key[0] in _STAYS else 0
-        self._level[value] = max(level, branch)
+        self._level[value] = self._placed(key, level)
         scope = self._scopes[self._level[value]]
         scope.numbers[key] = value
         scope.ops.append(make(value))

@@ -149,6 +149,7 @@ class Emitter:
         self.double = _is_double(kernel)
         self._definitions: dict[Value, Op] = {}
         self._users: dict[Value, list[Op]] = {}
+        self._costs: dict[Value, int] = {}
         self._homes: dict[Value, _Home] = {}
         self._direct: dict[Value, _Direct] = {}
         self._scopes: list[_Scope] = [_Scope()]
@@ -208,6 +209,11 @@ class Emitter:
 
     def _cost(self, value: Value) -> int:
         """Operations to compute a value again from scalars, positions and products; large if it should be kept."""
+        if value not in self._costs:
+            self._costs[value] = self._new_cost(value)
+        return self._costs[value]
+
+    def _new_cost(self, value: Value) -> int:
         if not value.axes:
             return 0
         match self._definitions.get(value):
@@ -215,6 +221,8 @@ class Emitter:
                 return 0
             case Dot():
                 return 1
+            case Fetch() if len(value.axes) == 1:
+                return 1  # it becomes a short tile, or is at hand already
             case Compute(_, op, args) if op in _CHEAP and value.dtype not in (
                 DType.F16,
                 DType.BF16,
@@ -381,12 +389,12 @@ class Emitter:
         self, op: Elementwise, value: Value, tree: cpp_tree.Tree, group: set[Elementwise]
     ) -> bool:
         """Decide where a value lives. Returns whether its operation has no place of its own: it is repeated where needed."""
-        users = self._users.get(value, [])
-        moved = any(isinstance(u, Dot | For | If) for u in users)
-        if isinstance(op, Compute) and self._is_cheap(value) and not moved:
+        if self._is_silent(op):
             return True
         if not value.axes:
             return False
+        users = self._readers(value)
+        moved = any(isinstance(u, Dot | For | If) for u in users)
         path = tree.paths[op]
         buffered = False
         if isinstance(op, Fold):
@@ -402,6 +410,23 @@ class Emitter:
         if buffered or len(common) < len(path):
             self._house(value, tuple(n.axis for n in common))
         return False
+
+    def _is_silent(self, op: Op) -> bool:
+        """Whether an operation is repeated wherever its result is read."""
+        if not isinstance(op, Compute) or not op.result.axes or not self._is_cheap(op.result):
+            return False
+        users = self._users.get(op.result, [])
+        return not any(isinstance(u, Dot | For | If) for u in users)
+
+    def _readers(self, value: Value) -> list[Op]:
+        """Operations that read a value where they stand, through others that are repeated there."""
+        found: dict[int, Op] = {}
+        for user in self._users.get(value, []):
+            if isinstance(user, Compute) and self._is_silent(user):
+                found.update((id(u), u) for u in self._readers(user.result))
+            else:
+                found[id(user)] = user
+        return list(found.values())
 
     def _house(self, value: Value, stepped: tuple[Axis, ...]) -> _Home:
         """Give a value a tile over its axes but those that an enclosing nest steps over."""

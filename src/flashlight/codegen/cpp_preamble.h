@@ -31,25 +31,110 @@ constexpr int W = FL_BYTES / 4;
 #pragma GCC diagnostic ignored "-Wpsabi"
 #pragma GCC diagnostic ignored "-Wattributes"
 
-template <class T> struct Vector { typedef T type __attribute__((vector_size(W * sizeof(T)))); };
+template <class T, int N> struct Native { typedef T type __attribute__((vector_size(N * sizeof(T)))); };
+#ifdef FL_DOUBLE
+template <class T> struct Vector { typedef typename Native<T, W>::type type; };
+#else
+#ifdef __clang__
+#define FL_SHUFFLE(A, B, ...) __builtin_shufflevector(A, B, __VA_ARGS__)
+#else
+#define FL_SHUFFLE(A, B, ...) __builtin_shuffle(A, B, R{__VA_ARGS__})
+#endif
+#if FL_BYTES == 64
+#define FL_EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#elif FL_BYTES == 32
+#define FL_EVEN 0, 2, 4, 6, 8, 10, 12, 14
+#else
+#define FL_EVEN 0, 2, 4, 6
+#endif
+// W elements that fill two registers: compilers take vectors wider than a register apart, element by element.
+template <class T> struct Pair {
+  typedef typename Native<T, W / 2>::type Half;
+  Half lo, hi;
+  Pair() = default;
+  FL_INLINE Pair(Half l, Half h) : lo(l), hi(h) {}
+  FL_INLINE Pair(T x) : lo(x - Half{}), hi(x - Half{}) {}
+  FL_INLINE T operator[](int w) const { return w < W / 2 ? lo[w] : hi[w - W / 2]; }
+  FL_INLINE T& operator[](int w) { return ((T*)this)[w]; }
+#define FL_PAIR(OP) \
+  friend FL_INLINE Pair operator OP(Pair a, Pair b) { return {Half(a.lo OP b.lo), Half(a.hi OP b.hi)}; }
+  FL_PAIR(+) FL_PAIR(-) FL_PAIR(*) FL_PAIR(/) FL_PAIR(&) FL_PAIR(|) FL_PAIR(^)
+#undef FL_PAIR
+  friend FL_INLINE Pair operator-(Pair a) { return {-a.lo, -a.hi}; }
+  friend FL_INLINE Pair operator~(Pair a) { return {~a.lo, ~a.hi}; }
+  friend FL_INLINE Pair& operator+=(Pair& a, Pair b) { return a = a + b; }
+#define FL_PAIR(OP) \
+  friend FL_INLINE typename Native<i32, W>::type operator OP(Pair a, Pair b) { return joined(a.lo OP b.lo, a.hi OP b.hi); }
+  FL_PAIR(<) FL_PAIR(<=) FL_PAIR(>) FL_PAIR(>=) FL_PAIR(==) FL_PAIR(!=)
+#undef FL_PAIR
+  template <class M> static FL_INLINE typename Native<i32, W>::type joined(M lo, M hi) {  // masks of 8 bytes to masks of 4
+    typedef typename Native<i32, W>::type R;
+    return FL_SHUFFLE((R)lo, (R)hi, FL_EVEN);
+  }
+};
+template <class T, bool Fits = (W * sizeof(T) <= FL_BYTES)> struct Vector { typedef typename Native<T, W>::type type; };
+template <class T> struct Vector<T, false> { typedef Pair<T> type; };
+#endif
 template <class T> using V = typename Vector<T>::type;
 typedef V<f32> vf32;
 typedef V<f64> vf64;
 typedef V<i32> vi32;  // also the mask of every vector of bools: 0 or -1 per lane
 typedef V<i64> vi64;
 
-template <class T> struct Lane { typedef T type; };
-template <> struct Lane<vf32> { typedef f32 type; };
-template <> struct Lane<vf64> { typedef f64 type; };
-template <> struct Lane<vi32> { typedef i32 type; };
-template <> struct Lane<vi64> { typedef i64 type; };
+template <class T> struct Element;
+template <> struct Element<vf32> { typedef f32 type; };
+template <> struct Element<vf64> { typedef f64 type; };
+template <> struct Element<vi32> { typedef i32 type; };
+template <> struct Element<vi64> { typedef i64 type; };
+
+// Conversion between vectors of W elements.
+template <class To, class From> struct Convert { FL_INLINE static To at(From x) { return __builtin_convertvector(x, To); } };
+#ifndef FL_DOUBLE
+template <class T, class From> struct Convert<Pair<T>, From> {
+  typedef typename Pair<T>::Half Half;
+  FL_INLINE static Pair<T> at(From x) {
+    typename Native<typename Element<From>::type, W / 2>::type a, b;
+    __builtin_memcpy(&a, &x, sizeof a);
+    __builtin_memcpy(&b, (char*)&x + sizeof a, sizeof b);
+    return {__builtin_convertvector(a, Half), __builtin_convertvector(b, Half)};
+  }
+};
+template <class To, class T> struct Convert<To, Pair<T>> {
+  typedef typename Native<typename Element<To>::type, W / 2>::type Half;
+  FL_INLINE static To at(Pair<T> x) {
+    Half a = __builtin_convertvector(x.lo, Half), b = __builtin_convertvector(x.hi, Half);
+    To r;
+    __builtin_memcpy(&r, &a, sizeof a);
+    __builtin_memcpy((char*)&r + sizeof a, &b, sizeof b);
+    return r;
+  }
+};
+template <class T, class S> struct Convert<Pair<T>, Pair<S>> {
+  typedef typename Pair<T>::Half Half;
+  FL_INLINE static Pair<T> at(Pair<S> x) { return {__builtin_convertvector(x.lo, Half), __builtin_convertvector(x.hi, Half)}; }
+};
+#endif
+template <class To, class From> FL_INLINE To converted(From x) { return Convert<To, From>::at(x); }
 
 // -- Lanes.
 
 FL_INLINE vf32 spread(f32 x) { return x - vf32{}; }
-FL_INLINE vf64 spread(f64 x) { return x - vf64{}; }
 FL_INLINE vi32 spread(i32 x) { return x + vi32{}; }
+#ifdef FL_DOUBLE
+FL_INLINE vf64 spread(f64 x) { return x - vf64{}; }
 FL_INLINE vi64 spread(i64 x) { return x + vi64{}; }
+FL_INLINE vi32 mask(vi64 m) { return __builtin_convertvector(m, vi32); }
+FL_INLINE vf64 select(vi32 m, vf64 a, vf64 b) { return __builtin_convertvector(m, vi64) ? a : b; }
+FL_INLINE vi64 select(vi32 m, vi64 a, vi64 b) { return __builtin_convertvector(m, vi64) ? a : b; }
+FL_INLINE vf64 m_abs(vf64 x) { return (vf64)((vi64)x & 0x7fffffffffffffffll); }
+#else
+FL_INLINE vf64 spread(f64 x) { return x; }
+FL_INLINE vi64 spread(i64 x) { return x; }
+template <class T> FL_INLINE Pair<T> select(vi32 m, Pair<T> a, Pair<T> b) {
+  vi64 h = converted<vi64>(m);
+  return {h.lo ? a.lo : b.lo, h.hi ? a.hi : b.hi};
+}
+#endif
 FL_INLINE vi32 spread(bool x) { return -i32(x) + vi32{}; }
 FL_INLINE vi32 iota() {
   vi32 r;
@@ -65,12 +150,9 @@ FL_INLINE i32 select(bool m, i32 a, i32 b) { return m ? a : b; }
 FL_INLINE i64 select(bool m, i64 a, i64 b) { return m ? a : b; }
 FL_INLINE vf32 select(vi32 m, vf32 a, vf32 b) { return m ? a : b; }
 FL_INLINE vi32 select(vi32 m, vi32 a, vi32 b) { return m ? a : b; }
-FL_INLINE vf64 select(vi32 m, vf64 a, vf64 b) { return __builtin_convertvector(m, vi64) ? a : b; }
-FL_INLINE vi64 select(vi32 m, vi64 a, vi64 b) { return __builtin_convertvector(m, vi64) ? a : b; }
 
 FL_INLINE bool mask(bool m) { return m; }
 FL_INLINE vi32 mask(vi32 m) { return m; }
-FL_INLINE vi32 mask(vi64 m) { return __builtin_convertvector(m, vi32); }
 FL_INLINE bool negate(bool m) { return !m; }
 FL_INLINE vi32 negate(vi32 m) { return ~m; }
 
@@ -82,10 +164,10 @@ template <class T> struct To {
   FL_INLINE static T at(i64 x) { return T(x); }
   FL_INLINE static T at(f32 x) { return T(x); }
   FL_INLINE static T at(f64 x) { return T(x); }
-  FL_INLINE static V<T> at(vi32 x) { return __builtin_convertvector(x, V<T>); }
-  FL_INLINE static V<T> at(vi64 x) { return __builtin_convertvector(x, V<T>); }
-  FL_INLINE static V<T> at(vf32 x) { return __builtin_convertvector(x, V<T>); }
-  FL_INLINE static V<T> at(vf64 x) { return __builtin_convertvector(x, V<T>); }
+  FL_INLINE static V<T> at(vi32 x) { return converted<V<T>>(x); }
+  FL_INLINE static V<T> at(vi64 x) { return converted<V<T>>(x); }
+  FL_INLINE static V<T> at(vf32 x) { return converted<V<T>>(x); }
+  FL_INLINE static V<T> at(vf64 x) { return converted<V<T>>(x); }
 };
 template <class T, class X> FL_INLINE auto to(X x) { return To<T>::at(x); }
 // The same from a bool: a mask is 0 or -1.
@@ -253,7 +335,6 @@ template <class X> FL_INLINE X m_abs(X x) { return select(mask(x < 0), -x, x); }
 FL_INLINE f32 m_abs(f32 x) { return __builtin_fabsf(x); }
 FL_INLINE f64 m_abs(f64 x) { return __builtin_fabs(x); }
 FL_INLINE vf32 m_abs(vf32 x) { return (vf32)((vi32)x & 0x7fffffff); }
-FL_INLINE vf64 m_abs(vf64 x) { return (vf64)((vi64)x & 0x7fffffffffffffffll); }
 template <class X> FL_INLINE X m_sign(X x) {  // 0 of NaN
   return select(mask(x > 0), X{} + 1, select(mask(x < 0), X{} - 1, X{}));
 }
@@ -448,8 +529,8 @@ template <class X> FL_INLINE X times(X a, X b) { return a * b; }
 template <class X> FL_INLINE X both(X a, X b) { return a & b; }
 template <class X> FL_INLINE X either(X a, X b) { return a | b; }
 #define FL_HORIZONTAL(NAME, OP)                                                        \
-  template <class X> FL_INLINE typename Lane<X>::type NAME(X x) {                      \
-    typename Lane<X>::type a[W];                                                       \
+  template <class X> FL_INLINE typename Element<X>::type NAME(X x) {                      \
+    typename Element<X>::type a[W];                                                       \
     for (int w = 0; w < W; w++) a[w] = x[w];                                           \
     for (int n = W / 2; n; n /= 2) for (int w = 0; w < n; w++) a[w] = OP(a[w], a[w + n]); \
     return a[0];                                                                       \

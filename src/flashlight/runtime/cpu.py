@@ -25,6 +25,7 @@ from flashlight.rewrite.tile_cpu import cpu_schedule
 from flashlight.runtime.executable import KernelInfo
 from flashlight.runtime.types import TORCH_TYPES
 
+SKIPPED_COLS = 128  # columns in a tile that may be left out
 FLAGS = (
     "-O3",
     "-g0",
@@ -100,7 +101,7 @@ def with_bounds(program: Program, loop: Loop, schedule: Schedule) -> Schedule:
     bounds = loop_bounds(loop, inputs, schedule.rows, schedule.cols[0])
     skips = loop_skips(loop, inputs, schedule.rows, schedule.cols[0])
     if any(s is not None for s in skips):
-        schedule = replace(schedule, skips=skips)
+        schedule = replace(schedule, skips=skips, col_block=min(schedule.col_block, SKIPPED_COLS))
     if not any(bounds):
         return schedule
     return replace(schedule, bounds=bounds, descending=True)
