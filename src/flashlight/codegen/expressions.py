@@ -306,9 +306,12 @@ class Expressions:
                 return b.compute(op, value, dtype=dtype, fast=self.fast and op in _FAST)
 
     def separated(self, expr: Expr, ctx: Context, guarded: bool = False) -> Separated | None:
-        """A score as scale * tile + row, or None where there is no row part worth keeping apart."""
+        """A score as scale * tile + row, or None where there is no row part worth keeping apart.
+
+        The tile then holds numbers as large as its width, and loses their bits: only for results of 16 bits.
+        """
         cols = next((a for a in self.builder.axes if a.role == "cols"), None)
-        if cols is None or self.scaled.wide or not has_positions(expr):
+        if cols is None or self.scaled.wide or not self.fast or not has_positions(expr):
             return None
         separate = Separator(
             self.builder,
