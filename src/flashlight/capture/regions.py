@@ -319,6 +319,7 @@ class Finder:
         """Whether a pointwise cell is read by the region's last steps alone, and makes no more elements than they have."""
         return (
             cell.is_pointwise
+            and not self._ends_product(cell)
             and self._count(cell.name) <= self._count(reader.name)
             and not self._outside(cell, region.members)
         )
@@ -326,7 +327,7 @@ class Finder:
     def _is_absorbed(self, cell: Cell, reader: Cell, is_paired: bool, pairs: Pairs) -> bool:
         if cell.is_index or not cell.tensors:  # positions, and steps inside one op's rule
             return True
-        if pairs.of[cell.name].contraction:
+        if pairs.of[cell.name].contraction or (self._ends_product(cell) and not is_paired):
             return False
         if is_paired and not cell.is_pointwise:
             return True
@@ -339,6 +340,11 @@ class Finder:
         if is_cheap(cell, self.cells):
             return not self._narrows(cell)
         return _is_lookup(cell) and pairs.of[reader.name].contraction
+
+    def _ends_product(self, cell: Cell) -> bool:
+        """Whether a cell is the last step of a product with a bias, which is one op and stays one outside of regions."""
+        steps = [self.cells[e.buffer.name] for e in cell.loads() if e.buffer.name in self.cells]
+        return any(step.contraction and not step.tensors for step in steps)
 
     def _narrows(self, cell: Cell) -> bool:
         """Whether a cast makes elements smaller: then it is better done once, before."""
