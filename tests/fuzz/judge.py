@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -99,7 +99,7 @@ def _captured(text: str) -> Verdict:
 
 def _traced(module: types.ModuleType, args: Sequence[Any]) -> torch.fx.GraphModule:
     """The ATen graph of a program, which writes to no argument."""
-    mode = "symbolic" if module.DYNAMIC else "fake"
+    mode: Literal["symbolic", "fake"] = "symbolic" if module.DYNAMIC else "fake"
     traced = make_fx(module.fn, decomposition_table=decompositions(), tracing_mode=mode)(*args)
     traced.graph.eliminate_dead_code()
     return traced

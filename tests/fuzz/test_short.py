@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.fuzz.choices import FEATURES, Choices, random_choices, simpler
+from tests.fuzz.choices import SIZES, Choices, random_choices, simpler
 from tests.fuzz.judge import compiled, kernels, load, quick
 from tests.fuzz.shrink import shrink
 from tests.fuzz.source import source
@@ -50,8 +50,7 @@ def test_shrinking_ends_at_what_matters() -> None:
     start = next(c for c in map(random_choices, range(10**6)) if is_large_window(c))
     small = shrink(start, is_large_window, limit=1000)
     assert is_large_window(small)
-    plain = [n for n, options in FEATURES.items() if getattr(small, n) == options[0]]
-    assert len(plain) >= len(FEATURES) - 2
+    assert min(n for n in SIZES if n > 30) == small.S
     assert not any(is_large_window(c) for c in simpler(small))
 
 
