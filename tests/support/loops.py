@@ -23,7 +23,7 @@ def attention(
 ) -> str:
     """A one-pass attention loop with a given score, value factor and result; `extra` lines stand before the give of O."""
     B, H, S, T = sizes
-    symbolic = ", ".join(str(s) for s in (S, T) if isinstance(s, str))
+    symbolic = ", ".join(dict.fromkeys(s for s in (S, T) if isinstance(s, str)))
     lines = [
         "program attention",
         f"  size {symbolic}" if symbolic else "",
@@ -234,9 +234,7 @@ CASES: dict[str, Case] = {
         attention(f"{DOT} + slopes[h] * f32(k - q)", ("slopes: f32[2]",)), _SMALL, 32, 32
     ),
     "alibi_causal": Case(
-        attention(
-            f"where(k <= q, {DOT} - slopes[h] * f32(q - k), -inf)", ("slopes: f32[2]",)
-        ),
+        attention(f"where(k <= q, {DOT} - slopes[h] * f32(q - k), -inf)", ("slopes: f32[2]",)),
         _SQUARE,
         32,
         16,
@@ -249,6 +247,18 @@ CASES: dict[str, Case] = {
         attention(f"where(M[b, k], {DOT}, -inf)", ("M: bool[2, T]",)), _SMALL, 32, 32
     ),
     "documents": Case(attention(f"where({_SAME}, {DOT}, -inf)", _IDS), _SMALL, 32, 32),
+    "document_ranges": Case(
+        attention(f"where({_SAME}, {DOT}, -inf)", _IDS), {"S": 130, "T": 200}, 32, 32, ranges=True
+    ),
+    "padding_ranges": Case(
+        attention(f"where(M[b, k] & (k <= q), {DOT}, -inf)", ("M: bool[2, T]",)),
+        {"S": 130, "T": 130},
+        64,
+        32,
+        ranges=True,
+    ),
+    "parts": Case(attention(), {"S": 20, "T": 300}, 16, 32, parts=2),
+    "decode_parts": Case(_GROUPED, {"S": 1, "T": 300}, None, 32, parts=3),
     "dead_rows": Case(
         attention(
             f"where({_SAME}, {DOT}, -inf)",

@@ -29,6 +29,8 @@ class Case:
     seed: int = 0
     optimize: bool = False
     descriptors: bool = False
+    ranges: bool = False  # find ranges of data-dependent masks first, however short
+    parts: int = 1  # cut the loop's columns
     special: str = ""  # "inf" or "nan": put some into the first input
 
 
@@ -95,6 +97,7 @@ def _run(case: Case) -> dict[str, Any]:
     from flashlight.errors import Refusal
     from flashlight.ir.interpret import interpret
     from flashlight.ir.text import parse_program
+    from flashlight.rewrite.split_keys import split_keys
     from flashlight.rewrite.tile import HOPPER, evaluate
     from flashlight.runtime import gpu
     from flashlight.runtime.types import TORCH_TYPES
@@ -122,9 +125,13 @@ def _run(case: Case) -> dict[str, Any]:
         arrays[buffer.name] = (tensor.double() if buffer.dtype.is_float else tensor).numpy()
     expected = interpret(program, arrays, sizes=case.sizes)
     steps = []
+    model = replace(HOPPER, tma=case.descriptors)
+    if case.parts > 1:
+        program = split_keys(program, program.loops[0], case.parts)
+    gpu.SHORTEST = 32 if case.ranges else 1 << 30
+    program, known = gpu.with_ranges(program, case.sizes, model)
     for n, loop in enumerate(program.loops):
-        model = replace(HOPPER, tma=case.descriptors)
-        schedule = gpu.schedules_for(program, loop, case.sizes, model)[0]
+        schedule = gpu.schedules_for(program, loop, case.sizes, model, known)[0]
         blocks = {
             "row_block": case.row_block if schedule.rows else None,
             "col_block": case.col_block,

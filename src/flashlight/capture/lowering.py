@@ -18,7 +18,7 @@ from flashlight.errors import Refusal
 from flashlight.ir.exprs import Binary, Const, Expr, Size
 from flashlight.ir.nests import Program
 from flashlight.runtime import op
-from flashlight.runtime.gpu import Facts, GpuExecutable, Plan, Step, f32_precision, unit_axis
+from flashlight.runtime.gpu import Facts, GpuExecutable, Plan, Step, f32_precision, start, unit_axis
 from flashlight.runtime.types import TORCH_TYPES
 
 DEVICES = ("cuda",)
@@ -70,6 +70,7 @@ class _Expansion:
 
         self.program: Program = built.program
         self.steps = built.steps
+        self.made: dict[str, torch.Tensor] = {}
         self.device = device
         self.sizes = {s.name: v for s, v in zip(self.program.sizes, syms, strict=True)}
         realized = [ir.ExternKernel.realize_input(x) for x in ins]
@@ -118,7 +119,9 @@ class _Expansion:
             if not torch.cuda.is_available():
                 return step.plan(step.schedules[0], facts)
             hints = {name: hint(value) for name, value in self.sizes.items()}
-            step.plans[facts] = step.choose(facts, self.examples(step, shapes), hints)
+            examples = self.examples(step, shapes)
+            step.plans[facts] = step.choose(facts, examples, hints)
+            start(step.plans[facts], examples, hints)  # later steps tune on what this one gives
         return step.plans[facts]
 
     def layout(

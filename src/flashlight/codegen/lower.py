@@ -89,7 +89,9 @@ class _Lowering:
         used = {op.buffer.name: op.buffer for op in walk(body) if isinstance(op, FetchOp)}
         reads_ = tuple(
             buffer
-            for buffer in dict.fromkeys(load.buffer for load in loads(*_expressions(self.loop)))
+            for buffer in dict.fromkeys(
+                load.buffer for load in loads(*_expressions(self.loop), *self._bound_expressions())
+            )
             if buffer.name in used
         )
         writes = tuple(g.buffer for g in self.loop.gives)
@@ -97,6 +99,9 @@ class _Lowering:
         return Kernel(
             self.name, grid, tuple(self.b.axes), sizes, reads_, writes, body, self.schedule.group
         )
+
+    def _bound_expressions(self) -> list[Expr]:
+        return [e for b in self.schedule.bounds if b for e in (b.lo, b.full_lo, b.full_hi, b.hi)]
 
     # -- The grid and the tile of rows.
 

@@ -436,6 +436,11 @@ def _shapes(f: Footprint, points: int, device: Device) -> list[tuple[int, int, i
     The orders are those measured on an H200; a row tile is made smaller where the grid would not fill the device.
     """
     col_cap = max(16, power_of_two(f.col_count))
+    if not f.accumulates and f.per_col >= 128:
+        rows = min(16, f.row_cap)
+        while rows > 1 and points * -(-f.row_count // rows) < device.units:
+            rows //= 2
+        return [(rows, min(32, col_cap), 4, 1), (rows, 16, 4, 1)]
     if not f.accumulates:
         shapes = [(16, 256, 4, 2), (4, 512, 4, 2), (32, 128, 4, 2), (1, 1024, 4, 2), (64, 64, 4, 2)]
         return [(min(r, f.row_cap), min(c, col_cap), w, s) for r, c, w, s in shapes]

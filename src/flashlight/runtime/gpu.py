@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -22,13 +23,15 @@ from flashlight.codegen.triton import Choices, Precision, Source, descriptor_can
 from flashlight.errors import CompileError, Refusal
 from flashlight.ir.exprs import Buffer
 from flashlight.ir.nests import Carry, Loop, Program
-from flashlight.ir.text import print_statement
-from flashlight.rewrite.bounds import loop_bounds
+from flashlight.ir.text import names_in, print_statement
+from flashlight.rewrite.bounds import loop_bounds, loop_skips
+from flashlight.rewrite.ranges import GRAIN, ranges_of
 from flashlight.rewrite.split_accumulators import components, split_accumulators
 from flashlight.rewrite.split_keys import parts_for, split_keys, why_not_split
 from flashlight.rewrite.tile import (
     AMPERE,
     HOPPER,
+    Bounds,
     Device,
     Schedule,
     candidates,
@@ -43,6 +46,9 @@ from flashlight.runtime.executable import KernelInfo
 from flashlight.runtime.tune import Mode, Trial, choose, remember, remembered, variations
 from flashlight.runtime.types import TORCH_TYPES
 
+SHORTEST = 512
+"""Rows and columns from which it pays to find out first which tiles a mask of data leaves."""
+
 _LARGE_STRIDE = 1 << 23  # a stride from which an offset within a tile could pass 2^31
 _INTERPRETING = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
@@ -56,10 +62,11 @@ def build(
     model = device_model(device)
     program = with_split_accumulators(program, hints)
     program = with_split_keys(program, hints, model)
+    program, known = with_ranges(program, hints, model)
     mode: Mode = getattr(options, "tune", "off")
     try:
         steps = [
-            Step.of(program, n, schedules_for(program, loop, hints, model), mode)
+            Step.of(program, n, schedules_for(program, loop, hints, model, known), mode)
             for n, loop in enumerate(program.loops)
         ]
     except CompileError as error:
@@ -77,11 +84,21 @@ def device_model(device: torch.device) -> Device:
     return replace(base, shared=shared, units=properties.multi_processor_count)
 
 
+Known = Mapping[Loop, tuple[Bounds | None, ...]]
+"""Bounds that another loop of the program computes, by loop."""
+
+
 def schedules_for(
-    program: Program, loop: Loop, hints: Mapping[str, int], device: Device
+    program: Program,
+    loop: Loop,
+    hints: Mapping[str, int],
+    device: Device,
+    known: Known = MappingProxyType({}),
 ) -> list[Schedule]:
     """Schedules for a loop, the preferred first, their passes skipping what masks exclude."""
     found = candidates(loop, hints, device)
+    if loop in known:
+        return [replace(s, bounds=known[loop]) for s in found if s.row_block <= 2 * GRAIN]
     first = found[0]
     if len(first.cols) != 1:
         return found
@@ -120,6 +137,52 @@ def with_split_keys(program: Program, hints: Mapping[str, int], device: Device) 
         if parts > 1:
             program = split_keys(program, loop, parts)
     return program
+
+
+def with_ranges(
+    program: Program, hints: Mapping[str, int], device: Device
+) -> tuple[Program, Known]:
+    """The program with a loop before each one whose mask depends on data, and the bounds which that finds."""
+    inputs = frozenset(b.name for b in program.inputs)
+    known: dict[Loop, tuple[Bounds | None, ...]] = {}
+    statements: list[Loop] = []
+    taken = _names(program)
+    for loop in program.loops:
+        found = _ranges(loop, inputs, hints, device, taken)
+        if found is not None:
+            finder, known[loop] = found
+            statements.append(finder)
+            taken |= _names(replace(program, statements=(finder,), outputs=()))
+        statements.append(loop)
+    return program.with_statements(tuple(statements)), known
+
+
+def _names(program: Program) -> frozenset[str]:
+    return frozenset(x.name for x in names_in(program))
+
+
+def _ranges(
+    loop: Loop,
+    inputs: frozenset[str],
+    hints: Mapping[str, int],
+    device: Device,
+    taken: frozenset[str],
+) -> tuple[Loop, tuple[Bounds | None, ...]] | None:
+    schedule = candidates(loop, hints, device)[0]
+    if len(schedule.rows) != 1 or len(schedule.cols) != 1:
+        return None
+    (row,), (col,) = schedule.rows, schedule.cols
+    if min(extent_of(row, hints), extent_of(col, hints)) < SHORTEST:
+        return None
+    skips = loop_skips(loop, inputs, (row,), col)
+    if skips[0] is None:
+        return None
+    found = ranges_of(skips[0], loop, row, col, taken)
+    if found is None:
+        return None
+    closed = loop_bounds(loop, inputs, (row,), col)
+    bounds = [found.bounds if s is skips[0] else c for s, c in zip(skips, closed, strict=True)]
+    return found.loop, tuple(bounds)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,235 @@
+"""Block sparsity from data: a small loop before the big one finds, for each tile of rows, the columns that it needs.
+
+A mask such as `id[q] == id[k]` is decided for whole tiles by interval arithmetic on the least and the greatest id of each tile, so
+it costs time linear in the ids (and one comparison per pair of tiles). What may hold somewhere gives the range that runs; the
+first run of tiles where it holds everywhere needs no mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+
+from flashlight.ir.dtypes import DType
+from flashlight.ir.exprs import (
+    COMPARISONS,
+    FALSE,
+    TRUE,
+    Binary,
+    Cast,
+    Const,
+    Dim,
+    Expr,
+    Index,
+    Load,
+    Reduce,
+    Select,
+    Unary,
+    add,
+    const,
+    dtype_of,
+    floordiv,
+    mul,
+    sub,
+)
+from flashlight.ir.monoids import ALL, ANY, MAX, MIN, Monoid
+from flashlight.ir.nests import Carry, Give, Loop, Pass
+from flashlight.ir.visit import free_dims, fresh_name, substitute
+from flashlight.rewrite.simplify import simplify
+from flashlight.rewrite.tile import Bounds, first, last
+
+GRAIN = 64
+"""Positions of rows and of columns that are decided together; row tiles of up to twice as many read two entries."""
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """The loop that finds the ranges, and the bounds that read what it gives."""
+
+    loop: Loop
+    bounds: Bounds
+
+
+def ranges_of(
+    condition: Expr, loop: Loop, row: Dim, col: Dim, taken: frozenset[str]
+) -> Ranges | None:
+    """Ranges of `col` for tiles of `row`, where `condition` says which elements matter; None where tiles decide nothing.
+
+    Args:
+        condition: over kept dims and `col`, what a pass may not skip.
+        loop: whose pass it is.
+        row: the kept dim that is tiled.
+        col: the loop dim that is tiled.
+        taken: names that are used in the program.
+    """
+    names = set(taken)
+
+    def named(hint: str) -> str:
+        name = fresh_name(hint, names)
+        names.add(name)
+        return name
+
+    rows = Dim(named(f"{row.name}_tile"), _tiles(row.extent))
+    cols = Dim(named(f"{col.name}_tile"), _tiles(col.extent))
+    inside = Dim(named("at"), const(GRAIN))
+    decide = _Decision(row, col, rows, cols, inside)
+    possible, certain = (simplify(e) for e in decide.condition(condition))
+    if possible is TRUE or cols not in free_dims(possible):
+        return None
+    kept = tuple(d for d in loop.kept if d in free_dims(condition) and d is not row)
+    dims = (*kept, rows)
+    here, none = Index(cols), cols.extent
+
+    def carry(hint: str, monoid: Monoid, body: Expr) -> Carry:
+        return Carry(named(hint), dims, DType.I64, monoid, body)
+
+    lo = carry("range_lo", MIN, Select(possible, here, none))
+    hi = carry("range_hi", MAX, Select(possible, add(here, const(1)), const(0)))
+    full = carry("range_full", MIN, Select(certain, here, none))
+    start = Load(full.buffer, tuple(Index(d) for d in dims))
+    past = Binary("and", Binary("ge", here, start), Unary("not", certain))
+    end = carry("range_end", MIN, Select(past, here, none))
+    gives = tuple(
+        Give(named(f"{c.name}_of"), dims, DType.I32, Load(c.buffer, tuple(map(Index, dims))))
+        for c in (lo, hi, full, end)
+    )
+    finder = Loop(dims, (cols,), (Pass((lo, hi, full)), Pass((end,), gives)))
+    return Ranges(finder, _bounds(gives, kept, row, condition))
+
+
+def _tiles(extent: Expr) -> Expr:
+    return simplify(floordiv(add(extent, const(GRAIN - 1)), const(GRAIN)))
+
+
+def _bounds(gives: tuple[Give, ...], kept: tuple[Dim, ...], row: Dim, condition: Expr) -> Bounds:
+    """Bounds of a row tile from the entries of its first and last row."""
+
+    def entry(give: Give, position: Dim) -> Expr:
+        index = (*map(Index, kept), floordiv(Index(position), const(GRAIN)))
+        return Load(give.buffer, index)
+
+    def both(give: Give, op: str) -> Expr:
+        return mul(Binary(op, entry(give, first(row)), entry(give, last(row))), const(GRAIN))
+
+    lo, hi, full, end = gives
+    return Bounds(
+        both(lo, "min"), both(full, "max"), both(end, "min"), both(hi, "max"), _conjuncts(condition)
+    )
+
+
+def _conjuncts(condition: Expr) -> tuple[Expr, ...]:
+    match condition:
+        case Binary("and", a, b):
+            return (condition, *_conjuncts(a), *_conjuncts(b))
+        case _:
+            return (condition,)
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """Interval arithmetic over a pair of tiles: integers as (least, greatest), conditions as (possible, certain)."""
+
+    row: Dim
+    col: Dim
+    rows: Dim
+    cols: Dim
+    inside: Dim
+
+    def condition(self, expr: Expr) -> tuple[Expr, Expr]:
+        """Whether a condition may hold for some element of the tile, and whether it holds for all."""
+        side = self.side(expr)
+        if side is not None:
+            tile = self.tile(expr, side)
+            if tile is expr:
+                return expr, expr
+            return Reduce(ANY, (self.inside,), tile), Reduce(ALL, (self.inside,), tile)
+        match expr:
+            case Binary("and", a, b):
+                return self.joined("and", a, b)
+            case Binary("or", a, b):
+                return self.joined("or", a, b)
+            case Unary("not", x):
+                possible, certain = self.condition(x)
+                return Unary("not", certain), Unary("not", possible)
+            case Binary(op, a, b) if op in COMPARISONS and not _is_float(a) and not _is_float(b):
+                return self.comparison(op, a, b)
+            case _:
+                return TRUE, FALSE
+
+    def joined(self, op: str, a: Expr, b: Expr) -> tuple[Expr, Expr]:
+        (p, q), (r, s) = self.condition(a), self.condition(b)
+        return Binary(op, p, r), Binary(op, q, s)
+
+    def comparison(self, op: str, a: Expr, b: Expr) -> tuple[Expr, Expr]:
+        """Possible and certain for a comparison of integers."""
+        x, y = self.interval(a), self.interval(b)
+        if x is None or y is None:
+            return TRUE, FALSE
+        (least, greatest), (low, high) = x, y
+        match op:
+            case "lt" | "le":
+                return Binary(op, least, high), Binary(op, greatest, low)
+            case "gt" | "ge":
+                return Binary(op, greatest, low), Binary(op, least, high)
+        meets = Binary("and", Binary("le", least, high), Binary("le", low, greatest))
+        single = [Binary("eq", least, greatest), Binary("eq", low, high), Binary("eq", least, low)]
+        same = reduce(lambda p, q: Binary("and", p, q), single)
+        if op == "eq":
+            return meets, same
+        return Unary("not", same), Unary("not", meets)
+
+    def interval(self, expr: Expr) -> tuple[Expr, Expr] | None:
+        """The least and greatest value over the pair of tiles, or None."""
+        if isinstance(expr, Index) and expr.dim in (self.row, self.col):
+            number = self.rows if expr.dim is self.row else self.cols
+            start = mul(Index(number), const(GRAIN))
+            last_one = sub(expr.dim.extent, const(1))
+            return start, Binary("min", add(start, const(GRAIN - 1)), last_one)
+        match expr:
+            case Binary("add", a, b):
+                return self.pairwise(a, b, lambda p, q, r, s: (add(p, r), add(q, s)))
+            case Binary("sub", a, b):
+                return self.pairwise(a, b, lambda p, q, r, s: (sub(p, s), sub(q, r)))
+            case Binary("mul" | "floordiv" as op, a, Const(value, _)) if value > 0:
+                inner = self.interval(a)
+                return None if inner is None else _each(op, inner, const(int(value)))
+            case Cast(x, dtype) if dtype.is_int and dtype_of(x).is_int:
+                return self.interval(x)
+        side = self.side(expr)
+        if side is None:
+            return None
+        tile = self.tile(expr, side)
+        if tile is expr:
+            return expr, expr
+        return Reduce(MIN, (self.inside,), tile), Reduce(MAX, (self.inside,), tile)
+
+    def pairwise(self, a: Expr, b: Expr, make: object) -> tuple[Expr, Expr] | None:
+        x, y = self.interval(a), self.interval(b)
+        if x is None or y is None:
+            return None
+        assert callable(make)
+        found: tuple[Expr, Expr] = make(*x, *y)
+        return found
+
+    def side(self, expr: Expr) -> str | None:
+        """Which tile an expression varies over: rows, cols, neither (""); None for both."""
+        dims = free_dims(expr)
+        if self.row in dims:
+            return None if self.col in dims else "rows"
+        return "cols" if self.col in dims else ""
+
+    def tile(self, expr: Expr, side: str) -> Expr:
+        """An expression at the positions of a tile; the last position stands for those past the end."""
+        if not side:
+            return expr
+        dim, tiles = (self.row, self.rows) if side == "rows" else (self.col, self.cols)
+        at = add(mul(Index(tiles), const(GRAIN)), Index(self.inside))
+        return substitute(expr, {dim: Binary("min", at, sub(dim.extent, const(1)))})
+
+
+def _each(op: str, pair: tuple[Expr, Expr], by: Expr) -> tuple[Expr, Expr]:
+    return Binary(op, pair[0], by), Binary(op, pair[1], by)
+
+
+def _is_float(expr: Expr) -> bool:
+    return dtype_of(expr).is_float or dtype_of(expr) is DType.BOOL

@@ -1,0 +1,108 @@
+"""Ranges of columns found from data: nothing that matters is left out, and what is said to hold holds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flashlight.ir.exprs import Select
+from flashlight.ir.interpret import evaluate
+from flashlight.ir.nests import Program
+from flashlight.ir.text import parse_program
+from flashlight.rewrite.ranges import GRAIN, ranges_of
+
+TEXT = """
+program p
+  size S, T
+  dim b: 2, q: S, k: T
+  input id: i64[2, S]
+  input of: i64[2, T]
+  input alive: bool[2, T]
+  input n: i64[2]
+  loop (b, q | k)
+    carry m (b, q) f32: max where(CONDITION, 0.5, -inf)
+    give y (b, q) f32 = m
+  output y
+"""
+CONDITIONS = {
+    "documents": "id[b, q] == of[b, k]",
+    "documents and causal": "(id[b, q] == of[b, k]) & (k <= q)",
+    "padding": "alive[b, k]",
+    "lengths and a window": "(k < n[b]) & (q - k <= 70)",
+    "one of two": "(id[b, q] == of[b, k]) | (k < 40)",
+    "another document": "id[b, q] != of[b, k]",
+    "in order": "id[b, q] >= of[b, k] + 1",
+    "not padding": "!alive[b, k] & (id[b, q] <= of[b, k])",
+}
+
+
+def found(condition: str, S: int, T: int, seed: int, *, ordered: bool):
+    """(mask[b, q, k], lo, full, end, hi of each row tile)."""
+    program = parse_program(TEXT.replace("CONDITION", condition))
+    (loop,) = program.loops
+    body = loop.carries[0].body
+    assert isinstance(body, Select)
+    q, k = loop.kept[1], loop.loop[0]
+    made = ranges_of(body.condition, loop, q, k, frozenset("bqk"))
+    assert made is not None
+    names = tuple(g.name for g in made.loop.gives)
+    finder = Program("finder", program.sizes, program.inputs, (made.loop,), names)
+    rng = np.random.default_rng(seed)
+    inputs = {
+        "id": rng.integers(0, 5, (2, S)),
+        "of": rng.integers(0, 5, (2, T)),
+        "alive": np.broadcast_to(np.arange(T) < T // 3, (2, T)) ^ (rng.random((2, 1)) < 0.5),
+        "n": rng.integers(0, T, 2),
+    }
+    if ordered:
+        inputs["id"].sort(1)
+        inputs["of"].sort(1)
+    sizes = {"S": S, "T": T}
+    whole = evaluate_condition(body.condition, loop, inputs, sizes)
+    arrays = evaluate(finder, inputs, sizes=sizes)
+    lo, hi, full, end = (np.asarray(arrays[n]) for n in names)
+    return whole, lo, full, end, hi
+
+
+def evaluate_condition(condition, loop, inputs, sizes):
+    from flashlight.ir.interpret import value_of
+
+    return np.asarray(value_of(condition, (*loop.kept, *loop.loop), inputs, sizes)) != 0
+
+
+@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "shuffled"])
+@pytest.mark.parametrize("shape", [(64, 64), (200, 300), (300, 130)])
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_sound(name: str, shape: tuple[int, int], ordered: bool) -> None:
+    S, T = shape
+    mask, lo, full, end, hi = found(CONDITIONS[name], S, T, 3, ordered=ordered)
+    tiles = lo.shape[-1]
+    for b in range(2):
+        for t in range(tiles):
+            rows = mask[b, t * GRAIN : (t + 1) * GRAIN]
+            at = np.minimum(b, lo.shape[0] - 1) if lo.ndim == 2 else ()
+            first, last = (x[at, t] if lo.ndim == 2 else x[t] for x in (lo, hi))
+            assert not rows[:, : first * GRAIN].any()
+            assert not rows[:, last * GRAIN :].any()
+            begin, stop = (x[at, t] if lo.ndim == 2 else x[t] for x in (full, end))
+            assert rows[:, begin * GRAIN : stop * GRAIN].all()
+
+
+def test_sharp_for_documents_in_order() -> None:
+    mask, lo, full, end, hi = found(CONDITIONS["documents"], 640, 640, 5, ordered=True)
+    kept = sum(mask[b, t * 64 : t * 64 + 64].any(0).sum() for b in range(2) for t in range(10))
+    ranged = (hi - lo).sum() * GRAIN
+    assert ranged <= kept + 2 * 20 * GRAIN
+    assert ((end > full) & (end < 99)).any()
+
+
+def test_no_ranges_where_tiles_decide_nothing() -> None:
+    program = parse_program(
+        TEXT.replace("CONDITION", "dense[q, k]").replace(
+            "  loop", "  input dense: bool[S, T]\n  loop"
+        )
+    )
+    (loop,) = program.loops
+    body = loop.carries[0].body
+    assert isinstance(body, Select)
+    assert ranges_of(body.condition, loop, loop.kept[1], loop.loop[0], frozenset()) is None
