@@ -326,6 +326,7 @@ class Footprint:
         per_pair: bytes fetched per pair (biases, masks).
         vectors: 32-bit words of row-free vectors per column (ids, positions, biases of keys).
         masked: whether conditions vary over the tile.
+        pair_width: elements per pair of an accumulator whose body does not split into a dot (merging parts); 0 for none.
         wide: words per pair of elementwise reductions written out.
         positions: whether the place of an extremum is kept.
         ragged: whether the number of columns is not known.
@@ -342,6 +343,7 @@ class Footprint:
     per_pair: int
     vectors: int
     masked: bool
+    pair_width: int
     wide: int
     positions: bool
     ragged: bool
@@ -399,6 +401,14 @@ def _footprint(loop: Loop, base: Schedule, hints: Mapping[str, int]) -> Footprin
         per_pair=per_pair,
         vectors=vectors,
         masked=any(isinstance(n, Select) and free_dims(n.condition) & cols for n in pairs),
+        pair_width=max(
+            (
+                _padded(frozenset(c.dims) - kept, hints)
+                for c in whole
+                if not _splits_with(c.body, rows, frozenset(c.dims) - kept)
+            ),
+            default=0,
+        ),
         wide=2 * len(elementwise),
         positions=any(c.monoid.is_position for c in loop.carries),
         ragged=not all(isinstance(d.extent, Const) for d in base.cols),
@@ -411,16 +421,26 @@ def _footprint(loop: Loop, base: Schedule, hints: Mapping[str, int]) -> Footprin
 
 def _splits(node: Reduce, rows: set[Dim], cols: set[Dim]) -> bool:
     """Whether a contraction's factors separate rows from columns, so that it is a dot."""
-    todo, parts = [node.body], []
+    return not any(free_dims(p) & rows and free_dims(p) & cols for p in _factors(node.body))
+
+
+def _splits_with(body: Expr, rows: set[Dim], whole: frozenset[Dim]) -> bool:
+    """Whether the factors of an accumulator's body separate rows from its whole dims, so that it is a dot."""
+    return not any(free_dims(p) & rows and free_dims(p) & whole for p in _factors(body))
+
+
+def _factors(expr: Expr) -> list[Expr]:
+    todo: list[Expr] = [expr]
+    parts: list[Expr] = []
     while todo:
         match todo.pop():
             case Binary("mul" | "div", a, b):
                 todo += [a, b]
-            case Cast(x, _) | Unary("neg", x):
+            case Cast(x, _) | Unary("neg", x) | Select(_, x, Const()):
                 todo.append(x)
             case part:
                 parts.append(part)
-    return not any(free_dims(p) & rows and free_dims(p) & cols for p in parts)
+    return parts
 
 
 def _product(dims: tuple[Dim, ...], hints: Mapping[str, int]) -> int:
@@ -436,6 +456,11 @@ def _shapes(f: Footprint, points: int, device: Device) -> list[tuple[int, int, i
     The orders are those measured on an H200; a row tile is made smaller where the grid would not fill the device.
     """
     col_cap = max(16, power_of_two(f.col_count))
+    if f.pair_width:
+        rows = max(1, min(16, f.row_cap, 512 // f.pair_width))
+        while rows > 1 and points * -(-f.row_count // rows) < device.units:
+            rows //= 2
+        return [(rows, min(16, col_cap), 4, 2), (1, 16, 4, 1)]
     if not f.accumulates and f.per_col >= 128:
         rows = min(16, f.row_cap)
         while rows > 1 and points * -(-f.row_count // rows) < device.units:
