@@ -89,7 +89,8 @@ def patch_interpreter() -> None:
     )
 
 
-def _run(case: Case) -> dict[str, Any]:
+def run(case: Case, device: str = "cpu") -> dict[str, Any]:
+    """Run one case here: in the interpreter on the CPU, or on a GPU."""
     import numpy as np
     import torch
 
@@ -139,7 +140,9 @@ def _run(case: Case) -> dict[str, Any]:
         schedule = replace(schedule, **{k: v for k, v in blocks.items() if v})
         steps.append(gpu.Step.of(program, n, [schedule], "off"))
     executable = gpu.GpuExecutable(program, steps, case.sizes)
-    results = executable(tensors, [case.sizes[s.name] for s in program.sizes])
+    on_device = [t.to(device) for t in tensors]
+    results = executable(on_device, [case.sizes[s.name] for s in program.sizes])
+    results = [t.cpu() for t in results]
     errors, same = {}, True
     for name, tensor in zip(program.outputs, results, strict=True):
         got = tensor.double().numpy() if tensor.is_floating_point() else tensor.numpy()
@@ -161,7 +164,7 @@ def main() -> None:
     results = []
     for item in json.loads(sys.stdin.read()):
         try:
-            results.append(_run(Case(**item)))
+            results.append(run(Case(**item)))
         except Exception as error:
             import traceback
 
