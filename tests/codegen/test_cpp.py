@@ -141,6 +141,19 @@ program total
     give M () f32 = m
   output A, M
 """
+NESTED = """
+program nested
+  size S, T
+  dim q: S, k: T, i: T, j: T
+  input X: f32[S, T]
+  input Y: f32[T, T]
+  loop (q | k)
+    carry a (q) f32: sum X[q, k] * sum(i, j: Y[i, k] * X[q, j])
+    carry m (q) f32: max sum(i: abs(Y[i, k] - X[q, i]))
+    give A (q) f32 = a
+    give M (q) f32 = m + max(i: X[q, i])
+  output A, M
+"""
 PROGRAMS = {
     "softmax": SOFTMAX,
     "columns": COLUMNS,
@@ -150,6 +163,7 @@ PROGRAMS = {
     "heads": HEADS,
     "two_kernels": TWO_KERNELS,
     "no_kept": NO_KEPT,
+    "nested": NESTED,
 }
 EMPTY_IS_AN_ERROR = {"logic"}  # argmax of nothing
 

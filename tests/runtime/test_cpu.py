@@ -111,8 +111,8 @@ program refused
   dim q: S, k: S, j: S
   input X: f32[S, S]
   loop (q | k)
-    carry a (q) f32: sum sum(j: X[q, j] * X[j, k])
-    give A (q) f32 = a
+    carry a (q) i64: sum argmax(j: X[q, j] * X[j, k])
+    give A (q) i64 = a
   output A
 """
     result = build(parse_program(text), torch.device("cpu"), None, {"S": 8})

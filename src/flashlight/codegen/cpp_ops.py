@@ -110,7 +110,7 @@ def _binary(op: str, a: str, b: str, source: DType, result: DType) -> str:
     if op in ("min", "max"):
         return f"{op}_{'nan' if source.is_float else 'any'}({a}, {b})"
     if op in ("minnum", "maxnum"):
-        return f"{op[:3]}_num({a}, {b})"
+        return f"{op[:3]}_any({a}, {b})"
     if op in ("floordiv", "mod"):
         return f"{op}({a}, {b})"
     if op in ("quotient", "remainder"):

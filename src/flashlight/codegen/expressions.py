@@ -390,6 +390,9 @@ class Expressions:
 
     def _reduce(self, node: Reduce, ctx: Context, guarded: bool, acc: Value | None = None) -> Value:
         node = self._over_own_dims(node, ctx)
+        if not all(isinstance(d.extent, Const) for d in node.dims):
+            result = self._looped(node, ctx, guarded)
+            return result if acc is None else self.builder.compute("add", acc, result)
         extents = [constant_extent(d) for d in node.dims]
         if node.monoid is SUM:
             total = self._contraction(node, extents, ctx, guarded, acc)
@@ -613,11 +616,14 @@ class Expressions:
         return total
 
     def _looped(self, node: Reduce, ctx: Context, guarded: bool) -> Value:
+        """A reduction one position after the other, for dims too wide for a tile or of unknown extent."""
         b = self.builder
+        if node.monoid.is_position or self._reads_along(node, ctx):
+            raise unsupported(f"'{node.monoid}' over a wide inner dim")
         if len(node.dims) > 1:
             head, *rest = node.dims
             nested = Reduce(node.monoid, (head,), Reduce(node.monoid, tuple(rest), node.body))
-            return self._small(nested, constant_extent(head), ctx, guarded)
+            return self._looped(nested, ctx, guarded)
         (dim,) = node.dims
         dtype = _accumulated(node.monoid, self._dtype(node.body))
         axes = b.ordered(self.axes(node.body, ctx.without(node.dims)))
@@ -628,7 +634,7 @@ class Expressions:
             value = self.typed(node.body, dtype, ctx.extended(places=places), guarded)
             return (combine(b, node.monoid, slots[0], value),)
 
-        zero, end = b.constant(0, DType.I32), b.constant(constant_extent(dim), DType.I32)
+        zero, end = b.constant(0, DType.I32), self.typed_index(dim.extent, ctx, False)
         init = identity(b, node.monoid, dtype)
         return b.loop(f"{dim.name}_i", zero, end, "inner", None, [("total", init, axes)], body)[0]
 
