@@ -270,3 +270,20 @@ def test_shared_masks_do_not_join_layers() -> None:
 
     k = r(2, 3, 40, 16)
     assert found(fn, Q, k, k, r(40)) == (3, [])
+
+
+def test_a_pair_bias_from_a_projection_stays_out() -> None:
+    def fn(q: T, k: T, v: T, z: T, w: T, c: T) -> T:
+        bias = F.linear(z, w, c).permute(2, 0, 1)
+        return (q @ k.mT + bias).softmax(-1) @ v
+
+    emitted = program_of(fn, Q, K, V, r(40, 50, 8), r(3, 8), r(3))
+    assert [str(n.target) for n in emitted.inputs].count("aten.addmm.default") == 1
+
+
+def test_scores_of_baddbmm() -> None:
+    def fn(q: T, k: T, v: T, bias: T) -> T:
+        s = torch.baddbmm(bias, q.flatten(0, 1), k.flatten(0, 1).mT, beta=0.5, alpha=0.25)
+        return s.softmax(-1) @ v.flatten(0, 1)
+
+    assert found(fn, Q, K, V, r(6, 1, 50)) == (1, [])

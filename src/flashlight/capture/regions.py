@@ -327,7 +327,7 @@ class Finder:
     def _is_absorbed(self, cell: Cell, reader: Cell, is_paired: bool, pairs: Pairs) -> bool:
         if cell.is_index or not cell.tensors:  # positions, and steps inside one op's rule
             return True
-        if pairs.of[cell.name].contraction or (self._ends_product(cell) and not is_paired):
+        if pairs.of[cell.name].contraction or self._ends_product(cell):
             return False
         if is_paired and not cell.is_pointwise:
             return True
