@@ -69,3 +69,16 @@ def test_a_compilation_has_settings_of_its_own(
             trace.left("lifted", "program p")
     assert trace.level() == 1
     assert (tmp_path / "r" / "00_lifted.ir").exists()
+
+
+def test_rules_are_named_with_their_place(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from flashlight.ir.exprs import Dim, Index, add, const
+    from flashlight.rewrite.simplify import simplify
+
+    monkeypatch.setenv("FLASHLIGHT_DEBUG", "5")
+    simplify(add(Index(Dim("q", const(8))), const(0)))
+    said = capsys.readouterr().err
+    assert "simplify.py:" in said
+    assert "q + 0 -> q" in said

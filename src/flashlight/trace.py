@@ -6,7 +6,7 @@ FLASHLIGHT_DEBUG=n writes to stderr; every level holds the ones below it:
     2   every pass, with its time
     3   the difference a pass made to the program's text
     4   generated source
-    5   every rule that was applied, with the place where it is written
+    5   every rule that simplify applied, with the place where it is written
 
 FLASHLIGHT_DUMP=dir writes what each stage leaves, one folder for each region: 00_lifted.ir, 01_simplify.ir, ..., 09_kernel.triton.py
 and summary.json. `python -m flashlight opt` replays any .ir file from any pass.

@@ -7,9 +7,12 @@ log of exp, a * 0, x + (-inf where masked) to a select.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
+from flashlight import trace
 from flashlight.ir.dtypes import DType
 from flashlight.ir.exprs import (
     COMPARISONS,
@@ -92,21 +95,29 @@ def simplify_index(expr: Expr) -> Expr:
 
 
 def _rule(expr: Expr) -> Expr | None:
+    rule = _rule_for(expr)
+    new = rule(expr) if rule is not None else None
+    if rule is not None and new is not None:
+        trace.applied(rule, expr, new)
+    return new
+
+
+def _rule_for(expr: Expr) -> Callable[[Any], Expr | None] | None:
     match expr:
         case Unary():
-            return _unary(expr)
+            return _unary
         case Binary(op, _, _) if op in COMPARISONS:
-            return _comparison(expr)
+            return _comparison
         case Binary("and" | "or" | "xor", _, _):
-            return _logical(expr)
+            return _logical
         case Binary():
-            return _integer(expr) if dtype_of(expr).is_int else _float(expr)
+            return _integer if dtype_of(expr).is_int else _float
         case Select():
-            return _select(expr)
+            return _select
         case Cast():
-            return _cast(expr)
+            return _cast
         case Reduce():
-            return _reduce(expr)
+            return _reduce
         case _:
             return None
 
