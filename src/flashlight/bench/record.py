@@ -74,7 +74,7 @@ def machine(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "triton": _version_of("triton"),
         "python": platform.python_version(),
-        "command": " ".join(sys.argv[1:]),
+        "command": " ".join(Path(a).name if "/" in a else a for a in sys.argv[1:]),
     }
     if device.type == "cuda":
         facts["cuda"] = torch.version.cuda
