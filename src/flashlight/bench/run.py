@@ -19,7 +19,7 @@ from flashlight.bench import measure, record, report
 from flashlight.bench.cells import Cell
 from flashlight.bench.record import Row
 from flashlight.bench.systems import BY_NAME, Call, NotApplicableError, fresh_compilers
-from flashlight.capture.record import collecting
+from flashlight.capture.record import Record, collecting
 from flashlight.programs.sdpa import HAS_BIAS
 from flashlight.programs.variants import VARIANTS, Args
 from flashlight.report.kernels import read
@@ -57,8 +57,7 @@ def run(plan: Plan, console: Console) -> list[Row]:
     begin = time.monotonic()
     facts = record.machine(plan.device)
     console.print(f"[bold]{facts['device']}[/]  torch {facts['torch']}  commit {facts['commit']}")
-    if plan.jobs:
-        _compile_ahead(plan, console, begin)
+    kernels = _compile_ahead(plan, console, begin) if plan.jobs else {}
     ceilings = measure.limits(plan.device, {c.dtype for c in plan.cells})
     facts["limits"] = {
         "tflops": {str(k): round(v, 2) for k, v in ceilings.tflops.items()},
@@ -76,6 +75,8 @@ def run(plan: Plan, console: Console) -> list[Row]:
                 break
             progress.update(task, description=str(cell))
             rows.append(measure_cell(cell, plan, ceilings))
+            if rows[-1].kernels is None:
+                rows[-1].kernels = kernels.get(cell)
             record.save(plan.out, facts, rows)
             console.print(_line(rows[-1]), highlight=False)
             progress.advance(task)
@@ -152,14 +153,18 @@ def _checked(name: str, cell: Cell, args: Args, ref: measure.Reference, row: Row
         return None
     row.error[name] = ref.error(out)
     if name == "ours":
-        # None: torch's cache had the graph, so that nothing was captured here
-        row.kernels = len(read(taken, 0).kernels) if taken.regions or taken.refusals else None
+        row.kernels = _count(taken)
         whole = bool(torch.isfinite(out).all())
         row.correct = whole and row.error[name] <= ref.allowed
         if not row.correct:
             row.notes[name] = f"error {row.error[name]:.2e}, allowed {ref.allowed:.2e}"
             return None
     return call
+
+
+def _count(taken: Record) -> int | None:
+    """Kernels of ours; None where torch's cache had the graph, so that nothing was captured."""
+    return len(read(taken, 0).kernels) if taken.regions or taken.refusals else None
 
 
 def _line(row: Row) -> str:
@@ -188,34 +193,44 @@ def _free(device: torch.device) -> None:
 # -- Compiling ahead: other processes compile every cell, so that this one finds all code in the compilers' caches on disk.
 
 
-def _compile_ahead(plan: Plan, console: Console, begin: float) -> None:
+def _compile_ahead(plan: Plan, console: Console, begin: float) -> dict[Cell, int]:
+    """Fill the caches; how many kernels of ours each cell has, as this process will not capture it again."""
+    kernels: dict[Cell, int] = {}
     names = [n for n in plan.systems if n not in NOT_WARMED]
     budget = None if plan.seconds is None else plan.seconds / 2
     with _progress(console) as progress:
         task = progress.add_task("compiling ahead", total=len(plan.cells))
         pool = ProcessPoolExecutor(plan.jobs, mp_context=get_context("spawn"))
-        waiting = [
-            pool.submit(warm, cell, names, plan.device.type, plan.seed) for cell in plan.cells
-        ]
+        waiting = {
+            pool.submit(warm, cell, names, plan.device.type, plan.seed): cell for cell in plan.cells
+        }
         try:
             left = None if budget is None else max(1.0, budget - (time.monotonic() - begin))
-            for _ in as_completed(waiting, timeout=left):
+            for done in as_completed(waiting, timeout=left):
                 progress.advance(task)
+                count = done.result() if done.exception() is None else None
+                if count is not None:
+                    kernels[waiting[done]] = count
         except TimeoutError:
             console.print("[yellow]compiling ahead stopped: out of time[/]")
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     console.print(f"compiled ahead in {time.monotonic() - begin:.0f} s")
+    return kernels
 
 
-def warm(cell: Cell, systems: Sequence[str], device: str, seed: int) -> None:
-    """Compile one cell and run it once, in a process of its own."""
+def warm(cell: Cell, systems: Sequence[str], device: str, seed: int) -> int | None:
+    """Compile one cell and run it once, in a process of its own; how many kernels of ours it has."""
+    kernels: int | None = None
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
     with fresh_compilers():
         args = VARIANTS[cell.variant].make(cell.shape, cell.dtype, torch.device(device), seed)
         for name in systems:
             try:
-                BY_NAME[name].make(cell, args)()
+                with collecting() as taken:
+                    BY_NAME[name].make(cell, args)()
+                kernels = _count(taken) if name == "ours" else kernels
             except Exception:  # the timing process meets it again and writes it down
                 _free(args[0].device)
     _free(args[0].device)
+    return kernels
