@@ -287,3 +287,20 @@ def test_scores_of_baddbmm() -> None:
         return s.softmax(-1) @ v.flatten(0, 1)
 
     assert found(fn, Q, K, V, r(6, 1, 50)) == (1, [])
+
+
+def multiplied_out(q: T, k: T, v: T) -> T:
+    """What Inductor makes of products with one row, where it may: sums of broadcast products."""
+    s = (q[:, :, :, None] * k[:, :, None]).sum(-1)
+    return (s.softmax(-1)[..., None] * v[:, :, None]).sum(3)
+
+
+def multiplied_out_decode(q: T, k: T, v: T) -> T:
+    return multiplied_out(q[:, :, :1], k, v)
+
+
+@pytest.mark.parametrize("fn", [multiplied_out, multiplied_out_decode])
+def test_products_written_as_sums(fn: Callable[..., Any]) -> None:
+    emitted = program_of(fn, Q, K, V)
+    assert all(n.op == "placeholder" for n in emitted.inputs)
+    assert len(emitted.outputs) == 1

@@ -196,51 +196,77 @@ def compute_text(
             return f"libdevice.{_LIBDEVICE[name]}({_bare(args[0])})", set()
         if name in _INTERPRETED:
             return _INTERPRETED[name].format(args[0]), set()
+    if name in _TEMPLATES:
+        bare = [_bare(a) for a in args] if "(" in _TEMPLATES[name] else args
+        return _TEMPLATES[name].format(*bare), set()
+    if dtype.is_float:
+        return _float_text(name, args, dtype, dtypes[0], target), set()
+    return _integer_text(name, args, dtype)
+
+
+_TEMPLATES = {
+    "fma": "{0} * {1} + {2}",
+    "neg": "-{0}",
+    "not": "~{0}",
+    "isnan": "{0} != {0}",
+    "isinf": 'tl.abs({0}) == float("inf")',
+    "reciprocal": "1.0 / {0}",
+    "select": "tl.where({0}, {1}, {2})",
+}
+_EXTREMA = {
+    "max": "tl.maximum",
+    "maxnum": "tl.maximum",
+    "min": "tl.minimum",
+    "minnum": "tl.minimum",
+}
+
+
+def _float_text(name: str, args: Sequence[str], dtype: DType, source: DType, target: str) -> str:
+    """Operators whose spelling for floats is their own."""
     match name:
-        case "fma":
-            return f"{args[0]} * {args[1]} + {args[2]}", set()
-        case "select":
-            return f"tl.where({', '.join(map(_bare, args))})", set()
-        case "cast" if dtype is DType.BF16 and not dtypes[0].is_float:
-            return f"{args[0]}.to(tl.float32).to(tl.bfloat16)", set()
+        case "cast" if dtype is DType.BF16 and not source.is_float:
+            return f"{args[0]}.to(tl.float32).to(tl.bfloat16)"
+        case "cast":
+            return f"{args[0]}.to({TYPES[dtype]})"
+        case "sign":
+            return f"tl.where({args[0]} != {args[0]}, {args[0]}, {_sign(args[0], dtype)})"
+        case "max" | "min":
+            return f"{_EXTREMA[name]}({_bare(args[0])}, {_bare(args[1])}, propagate_nan={NAN})"
+        case "maxnum" | "minnum":
+            return f"{_EXTREMA[name]}({_bare(args[0])}, {_bare(args[1])})"
+        case "floordiv":
+            return f"tl.floor({args[0]} / {args[1]})"
+        case "mod":
+            return f"{args[0]} - tl.floor({args[0]} / {args[1]}) * {args[1]}"
+        case "pow" if target != "interpret":
+            return f"libdevice.pow({_bare(args[0])}, {_bare(args[1])})"
+        case "pow":
+            return f"tl.exp2({args[1]} * tl.log2({_bare(args[0])}))"
+        case _:
+            raise _unspelled(name, dtype)
+
+
+def _integer_text(name: str, args: Sequence[str], dtype: DType) -> tuple[str, set[str]]:
+    """Operators whose spelling for ints and bools is their own."""
+    match name:
         case "cast":
             return f"{args[0]}.to({TYPES[dtype]})", set()
-        case "neg":
-            return f"-{args[0]}", set()
-        case "not":
-            return f"~{args[0]}", set()
         case "sign":
-            one = f"({args[0]} > 0).to({TYPES[dtype]}) - ({args[0]} < 0).to({TYPES[dtype]})"
-            return (
-                f"tl.where({args[0]} != {args[0]}, {args[0]}, {one})" if dtype.is_float else one
-            ), set()
-        case "isnan":
-            return f"{args[0]} != {args[0]}", set()
-        case "isinf":
-            return f'tl.abs({_bare(args[0])}) == float("inf")', set()
-        case "reciprocal":
-            return f"1.0 / {args[0]}", set()
-        case "max" | "min":
-            function = "tl.maximum" if name == "max" else "tl.minimum"
-            nan = f", propagate_nan={NAN}" if dtype.is_float else ""
-            return f"{function}({_bare(args[0])}, {_bare(args[1])}{nan})", set()
-        case "maxnum" | "minnum":
-            function = "tl.maximum" if name == "maxnum" else "tl.minimum"
-            return f"{function}({_bare(args[0])}, {_bare(args[1])})", set()
-        case "floordiv" if dtype.is_float:
-            return f"tl.floor({args[0]} / {args[1]})", set()
-        case "mod" if dtype.is_float:
-            return f"{args[0]} - tl.floor({args[0]} / {args[1]}) * {args[1]}", set()
+            return _sign(args[0], dtype), set()
+        case "max" | "min" | "maxnum" | "minnum":
+            return f"{_EXTREMA[name]}({_bare(args[0])}, {_bare(args[1])})", set()
         case "floordiv" | "mod":
-            helper = f"_{name}"
-            return f"{helper}({_bare(args[0])}, {_bare(args[1])})", {helper}
-        case "pow" if target != "interpret" and dtype.is_float:
-            return f"libdevice.pow({_bare(args[0])}, {_bare(args[1])})", set()
-        case "pow" if dtype.is_float:
-            return f"tl.exp2({args[1]} * tl.log2({_bare(args[0])}))", set()
+            return f"_{name}({_bare(args[0])}, {_bare(args[1])})", {f"_{name}"}
         case _:
-            msg = f"'{name}' on '{dtype.value}' has no spelling in Triton."
-            raise CompileError(msg)
+            raise _unspelled(name, dtype)
+
+
+def _sign(x: str, dtype: DType) -> str:
+    return f"({x} > 0).to({TYPES[dtype]}) - ({x} < 0).to({TYPES[dtype]})"
+
+
+def _unspelled(name: str, dtype: DType) -> CompileError:
+    return CompileError(f"'{name}' on '{dtype.value}' has no spelling in Triton.")
 
 
 def fold_text(

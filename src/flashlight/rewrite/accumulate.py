@@ -118,7 +118,8 @@ class Accumulation:
             lambda x, known: self.carries.maximum(x, self.number, f"{self.nest.name}_peak", known),
             lambda peak: any(self.carries.pass_of.get(c) == self.number for c in reads(peak)),
         )
-        rest, invariants = found.rest, ()
+        rest = found.rest
+        invariants: tuple[Expr, ...] = ()
         if self.split.rounding.dot is not DType.F16 or term.weights:
             rest, invariants = without_invariants(found.rest, self.carries.loop)
         outer = tuple(Factor(f, level=len(term.rows)) for f in invariants)
