@@ -96,7 +96,9 @@ def _pass_skip(step: Pass, inputs: frozenset[str], rows: tuple[Dim, ...], col: D
     loaded = [n for n in nodes if isinstance(n, Load)]
     if not any(free_dims(n) & {*rows, col} for n in loaded) or len(nodes) > _CHEAP_NODES:
         return None
-    if any(isinstance(n, Reduce) for n in nodes) or any(n.buffer.name not in inputs for n in loaded):
+    if any(isinstance(n, Reduce) for n in nodes) or any(
+        n.buffer.name not in inputs for n in loaded
+    ):
         return None
     if any(v.finite for v in live) and not has_live_position(condition, rows, col):
         return None
