@@ -318,6 +318,8 @@ class Builder:
                 return self._simple_cast(args[0], known[0], dtype)
             case "select":
                 return self._simple_select(args, known[0], dtype)
+            case "abs" | "maxnum" | "minnum" | "lt" if None not in known:
+                return self._folded(op, known, dtype)
             case "fma" if known[1] == 1.0:
                 return self.compute("add", args[0], args[2], dtype=dtype)
             case "and" | "or" | "not" if dtype is DType.BOOL:
@@ -328,6 +330,23 @@ class Builder:
                 return self._simple_float(op, args, known, dtype)
             case _:
                 return None
+
+    def _folded(
+        self, op: str, known: Sequence[bool | int | float | None], dtype: DType
+    ) -> Value | None:
+        """Extrema and comparisons of constants that are numbers."""
+        values = [k for k in known if k is not None and k == k]
+        if len(values) != len(known):
+            return None
+        match op:
+            case "abs":
+                return self.constant(abs(values[0]), dtype)
+            case "maxnum":
+                return self.constant(max(values), dtype)
+            case "minnum":
+                return self.constant(min(values), dtype)
+            case _:
+                return self.constant(values[0] < values[1], DType.BOOL)
 
     def _simple_cast(
         self, x: Value, known: bool | int | float | None, dtype: DType

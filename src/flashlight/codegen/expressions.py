@@ -49,11 +49,13 @@ class Context:
         places: where dims are.
         carried: values of carries and gives of the same loop, by name, with their dims.
         facts: conditions known to hold here.
+        clamped: maxima whose anchor may be any finite number where they are not finite themselves, with the number.
     """
 
     places: Places
     carried: Mapping[str, tuple[tuple[Dim, ...], Value]]
     facts: frozenset[Expr] = frozenset()
+    clamped: Mapping[str, float] = field(default_factory=dict)
     memo: dict[tuple[Expr, bool], Value] = field(default_factory=dict)
 
     def extended(
@@ -67,6 +69,7 @@ class Context:
             self.places if places is None else places,
             self.carried if carried is None else carried,
             self.facts if facts is None else facts,
+            self.clamped,
         )
 
     def without(self, dims: tuple[Dim, ...]) -> Context:
@@ -290,6 +293,11 @@ class Expressions:
                 if exponent is None:
                     exponent = self.typed(self.scaled(x), dtype, ctx, guarded)
                 return b.compute("exp2", exponent, hint="p")
+            case "anchor" if isinstance(x, Load) and x.buffer.name in ctx.clamped:
+                value = self.typed(x, dtype, ctx, guarded)
+                most = ctx.clamped[x.buffer.name]
+                value = b.compute("maxnum", value, b.constant(-most, dtype), hint="ref")
+                return b.compute("minnum", value, b.constant(most, dtype), hint="ref")
             case "anchor":
                 value = self.typed(x, dtype, ctx, guarded)
                 size = b.compute("abs", value)

@@ -25,19 +25,22 @@ from flashlight.codegen.sharing import share_dims
 from flashlight.ir.dtypes import DType
 from flashlight.ir.exprs import (
     ONE,
+    Binary,
     Const,
     Dim,
     Expr,
     Index,
     Load,
+    Unary,
     add,
     const,
+    dtype_of,
     floordiv,
     mul,
 )
 from flashlight.ir.monoids import ANY, ARGMIN, MAX, MIN, SUM, Monoid
 from flashlight.ir.nests import Carry, Give, Loop, Pass, Shift
-from flashlight.ir.visit import loads, reads
+from flashlight.ir.visit import free_dims, loads, reads
 from flashlight.rewrite.simplify import simplify
 from flashlight.rewrite.tile import Bounds, Schedule, first, last
 
@@ -75,6 +78,9 @@ class _Lowering:
         self.cols: Axis | None = None
         self.finals: dict[str, tuple[tuple[Dim, ...], Value]] = {}
         self.row_tile: Value | None = None
+        self.references: tuple[Expr, ...] = ()
+        self.old_references: dict[Expr, Value] = {}
+        self.clamped: dict[str, float] = {}
 
     def kernel(self) -> Kernel:
         grid = self._grid()
@@ -183,6 +189,7 @@ class _Lowering:
 
     def _sweep(self, number: int, p: Pass) -> None:
         slots = [s for c in p.carries for s in self._slots(c)]
+        slots += self._references(p)
         carried = [(s.name, s.init, s.axes) for s in slots]
         if not self.loop.loop:
             values = self._step(p, [s.init for s in slots], self.places, (), frozenset())
@@ -437,18 +444,20 @@ class _Lowering:
             n = len(self._slots(c))
             before[c.name] = (c.dims, old[at + n - 1])
             at += n
-        old_ctx = Context(places, before, holds)
+        old_ctx = Context(places, before, holds, self.clamped)
+        self.old_references = dict(zip(self.references, old[at:], strict=True))
         now = dict(before)
         result: list[Value] = []
         at = 0
         for c in p.carries:
             n = len(self._slots(c))
-            ctx = Context(places, now, holds)
+            ctx = Context(places, now, holds, self.clamped)
             values = self._carry(c, p, old[at : at + n], old_ctx, ctx, linear)
             result += values
             at += n
             now = {**now, c.name: (c.dims, values[-1])}
-        return result
+        ctx = Context(places, now, holds, self.clamped)
+        return result + [self._reference(w, ctx) for w in self.references]
 
     def _carry(
         self,
@@ -530,29 +539,79 @@ class _Lowering:
             return total
         exponent: Value | None = None
         for w in c.weight:
-            change = self._difference(w, before, now, c.dtype, scaled=True)
+            new = self._reference(w, now)
+            old_reference = self.old_references.get(w) or self._reference(w, before)
+            change = b.compute("sub", old_reference, new)
             exponent = change if exponent is None else b.compute("add", exponent, change)
         assert exponent is not None
-        op = "exp2" if c.dtype is DType.F32 else "exp"
-        largest = _LARGEST if c.dtype is DType.F32 else sys.float_info.max
-        phi = b.compute(op, exponent, hint="phi")
-        phi = b.compute("minnum", phi, b.constant(largest, c.dtype), hint="phi")
+        base2 = c.dtype is DType.F32
+        if base2 and self.ex.scaled.wide:
+            exponent = b.compute("mul", exponent, b.constant(LOG2_E, c.dtype))
+        phi = b.compute("exp2" if base2 else "exp", exponent, hint="phi")
+        if not all(_maximum(w) in self.clamped for w in c.weight):
+            # Leaving the unset state, the reference jumps from 0: the factor may be inf while the sum is 0.
+            largest = _LARGEST if base2 else sys.float_info.max
+            phi = b.compute("minnum", phi, b.constant(largest, c.dtype), hint="phi")
         return b.compute("mul", total, phi, hint=c.name)
 
-    def _difference(
-        self, expr: Expr, before: Context, now: Context, dtype: DType, *, scaled: bool = False
-    ) -> Value:
-        """~new - ~old of an expression of carries, in base two if `scaled` (f32 only)."""
+    def _difference(self, expr: Expr, before: Context, now: Context, dtype: DType) -> Value:
+        """~new - ~old of an expression of carries."""
         anchor = anchored(expr)
-        scaled = scaled and dtype is DType.F32
-        if scaled and not self.ex.scaled.wide:
-            anchor = self.ex.scaled(anchor)
         new = self.ex.typed(anchor, dtype, now)
-        old = self.ex.typed(anchor, dtype, before)
-        change = self.b.compute("sub", new, old, dtype=dtype)
-        if scaled and self.ex.scaled.wide:
-            return self.b.compute("mul", change, self.b.constant(LOG2_E, dtype))
-        return change
+        return self.b.compute("sub", new, self.ex.typed(anchor, dtype, before), dtype=dtype)
+
+    # -- References: the exponents by which sums are scaled down, kept from tile to tile.
+
+    def _references(self, p: Pass) -> list[_Slot]:
+        """A slot for minus each weight of the pass, scaled for exp2; sets `references` and `clamped`.
+
+        An exact schedule's tiles lie in memory: there a copy costs as much as computing the old reference once more.
+        """
+        weights = tuple(dict.fromkeys(w for c in p.carries for w in c.weight))
+        self.references = () if self.schedule.exact else weights
+        self.clamped = self._clamped(p)
+        state = dict(self.finals)
+        for c in p.carries:
+            last_slot = self._slots(c)[-1]
+            state[c.name] = (c.dims, last_slot.init)
+        ctx = Context(self.places, state, frozenset(), self.clamped)
+        slots = []
+        for w in self.references:
+            dims = free_dims(w)
+            axes = self.b.ordered(a for d in dims if (a := self.places[d].axis) is not None)
+            slots.append(_Slot("ref", self._reference(w, ctx), axes))
+        return slots
+
+    def _reference(self, w: Expr, ctx: Context) -> Value:
+        """~(-w), times log2(e) where exponents may be scaled."""
+        dtype = DType.F64 if dtype_of(w) is DType.F64 else DType.F32
+        expr = anchored(w.x if isinstance(w, Unary) and w.op == "neg" else Unary("neg", w))
+        if dtype is DType.F32 and not self.ex.scaled.wide:
+            expr = self.ex.scaled(expr)
+        return self.ex.typed(expr, dtype, ctx)
+
+    def _clamped(self, p: Pass) -> dict[str, float]:
+        """Running maxima that only serve as references: an unset one may stand at a huge negative number.
+
+        Then the factor by which sums move is never above 1, and needs no clamp itself. Not where scores may be huge themselves.
+        """
+        if self.ex.scaled.wide or self.schedule.exact:  # C++'s exp2 takes no such exponents
+            return {}
+        found: dict[str, float] = {}
+        for c in p.carries:
+            if c.monoid is not MAX or c.dtype is not DType.F32:
+                continue
+            readers = [d for d in p.carries if c.name in reads(d.body, *d.weight)]
+            moved = all(any(_maximum(w) == c.name for w in d.weight) for d in readers)
+            if (
+                readers
+                and moved
+                and all(_positive_scale(w) is not None for d in readers for w in d.weight)
+            ):
+                found[c.name] = 1e37 / max(
+                    1.0, *(s for d in readers for w in d.weight if (s := _positive_scale(w)))
+                )
+        return found
 
     def _accumulated(self, c: Carry, moved: Value, ctx: Context) -> Value:
         """moved + the sum over this tile, as one dot with accumulator where the body's factors split."""
@@ -709,6 +768,26 @@ def _divides(block: int, total: Expr) -> bool:
 
 def _extremum(monoid: Monoid) -> Monoid:
     return MIN if monoid is ARGMIN else MAX
+
+
+def _maximum(w: Expr) -> str | None:
+    """The carry m whose value is minus a weight: -m or -(m * scale)."""
+    match w:
+        case Unary("neg", Load(buffer, _)) | Unary("neg", Binary("mul", Load(buffer, _), _)):
+            return buffer.name
+        case _:
+            return None
+
+
+def _positive_scale(w: Expr) -> float | None:
+    """The scale of such a weight, if it is a positive constant."""
+    match w:
+        case Unary("neg", Load()):
+            return 1.0
+        case Unary("neg", Binary("mul", Load(), Const(value, _))) if value > 0:
+            return float(value)
+        case _:
+            return None
 
 
 def _multiset(shifts: Sequence[Shift]) -> frozenset[tuple[Shift, int]]:

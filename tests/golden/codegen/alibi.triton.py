@@ -35,6 +35,7 @@ def attention(
     m = tl.full([64], float("-inf"), tl.float32)
     l = tl.full([64], 0.0, tl.float32)
     A = tl.full([64, 64], 0.0, tl.float32)
+    ref = tl.full([64], -1.4426950408889634e+37, tl.float32)
     K_base = K + b.to(tl.int64) * K_s0 + h.to(tl.int64) * K_s1
     K_tiles = tl.make_tensor_descriptor(K_base, shape=[4096, 64], strides=[K_s2, 1], block_shape=[128, 64])
     V_base = V + b.to(tl.int64) * V_s0 + h.to(tl.int64) * V_s1
@@ -48,15 +49,16 @@ def attention(
         s = dot * 0.125 + col[None, :]
         m_tile = tl.max(s, 1)
         m_1 = tl.maximum(m, m_tile + row)
-        ref = tl.where(tl.abs(m_1) < float("inf"), m_1, 0.0)
-        t_1 = tl.where(tl.abs(m) < float("inf"), m, 0.0) * 1.4426950408889634
-        phi = tl.minimum(tl.exp2(t_1 - (ref * 1.4426950408889634)), 3.4028234663852886e+38)
-        p = tl.exp2(s * 1.4426950408889634 + ((row - ref) * 1.4426950408889634)[:, None])
+        ref_1 = tl.minimum(tl.maximum(m_1, -1e+37), 1e+37)
+        t_1 = ref_1 * 1.4426950408889634
+        phi = tl.exp2(ref - t_1)
+        p = tl.exp2(s * 1.4426950408889634 + ((row - ref_1) * 1.4426950408889634)[:, None])
         l_tile = tl.sum(p, 1)
         l = (l * phi) + l_tile
         V_tile = V_tiles.load([col_start, 0])
         A = tl.dot(p.to(tl.float16), V_tile, A * phi[:, None])
         m = m_1
+        ref = t_1
     e_at = tl.arange(0, 64)
     O_base = O + b.to(tl.int64) * O_s0 + h.to(tl.int64) * O_s1 + row_start.to(tl.int64) * O_s2
     O_at = rows_at[:, None] * O_s2 + e_at[None, :] * O_s3

@@ -35,6 +35,7 @@ def attention(
     m = tl.full([64], float("-inf"), tl.float32)
     l = tl.full([64], 0.0, tl.float32)
     A = tl.full([64, 64], 0.0, tl.float32)
+    ref = tl.full([64], -1.8033688011112042e+36, tl.float32)
     K_base = K + b.to(tl.int64) * K_s0 + h.to(tl.int64) * K_s1
     K_tiles = tl.make_tensor_descriptor(K_base, shape=[4096, 64], strides=[K_s2, 1], block_shape=[128, 64])
     V_base = V + b.to(tl.int64) * V_s0 + h.to(tl.int64) * V_s1
@@ -46,15 +47,15 @@ def attention(
         dot = tl.dot(Q_tile, tl.trans(K_tile))
         m_tile = tl.max(dot, 1)
         m_1 = tl.maximum(m, m_tile)
-        t_4 = tl.where(tl.abs(m_1) < float("inf"), m_1, 0.0) * 0.18033688011112042
-        t_5 = tl.where(tl.abs(m) < float("inf"), m, 0.0) * 0.18033688011112042
-        phi = tl.minimum(tl.exp2(t_5 - t_4), 3.4028234663852886e+38)
+        t_4 = tl.minimum(tl.maximum(m_1, -1e+37), 1e+37) * 0.18033688011112042
+        phi = tl.exp2(ref - t_4)
         p = tl.exp2(dot * 0.18033688011112042 - t_4[:, None])
         l_tile = tl.sum(p, 1)
         l = (l * phi) + l_tile
         V_tile = V_tiles.load([col_start, 0])
         A = tl.dot(p.to(tl.float16), V_tile, A * phi[:, None])
         m = m_1
+        ref = t_4
     # edge tiles of cols
     for tile in tl.range(t_3, t_1):
         col_start = tile * 128
@@ -63,15 +64,15 @@ def attention(
         s = tl.where((col_start + cols_at)[None, :] <= q_at[:, None], dot, float("-inf"))
         m_tile = tl.max(s, 1)
         m_1 = tl.maximum(m, m_tile)
-        t_4 = tl.where(tl.abs(m_1) < float("inf"), m_1, 0.0) * 0.18033688011112042
-        t_5 = tl.where(tl.abs(m) < float("inf"), m, 0.0) * 0.18033688011112042
-        phi = tl.minimum(tl.exp2(t_5 - t_4), 3.4028234663852886e+38)
+        t_4 = tl.minimum(tl.maximum(m_1, -1e+37), 1e+37) * 0.18033688011112042
+        phi = tl.exp2(ref - t_4)
         p = tl.exp2(s * 0.18033688011112042 - t_4[:, None])
         l_tile = tl.sum(p, 1)
         l = (l * phi) + l_tile
         V_tile = V_tiles.load([col_start, 0])
         A = tl.dot(p.to(tl.float16), V_tile, A * phi[:, None])
         m = m_1
+        ref = t_4
     e_at = tl.arange(0, 64)
     O_base = O + b.to(tl.int64) * O_s0 + h.to(tl.int64) * O_s1 + row_start.to(tl.int64) * O_s2
     O_at = rows_at[:, None] * O_s2 + e_at[None, :] * O_s3

@@ -51,6 +51,7 @@ def grouped(
     m = tl.full([16], float("-inf"), tl.float32)
     l = tl.full([16], 0.0, tl.float32)
     A = tl.full([16, 64], 0.0, tl.float32)
+    ref = tl.full([16], -1.8033688011112042e+36, tl.float32)
     K_base = K + b.to(tl.int64) * K_s0 + hk.to(tl.int64) * K_s1
     K_tiles = tl.make_tensor_descriptor(K_base, shape=[T, 64], strides=[K_s2, 1], block_shape=[128, 64])
     V_base = V + b.to(tl.int64) * V_s0 + hk.to(tl.int64) * V_s1
@@ -62,15 +63,15 @@ def grouped(
         dot = tl.dot(Q_tile, tl.trans(K_tile))
         m_tile = tl.max(dot, 1)
         m_1 = tl.maximum(m, m_tile)
-        t_9 = tl.where(tl.abs(m_1) < float("inf"), m_1, 0.0) * 0.18033688011112042
-        t_10 = tl.where(tl.abs(m) < float("inf"), m, 0.0) * 0.18033688011112042
-        phi = tl.minimum(tl.exp2(t_10 - t_9), 3.4028234663852886e+38)
+        t_9 = tl.minimum(tl.maximum(m_1, -1e+37), 1e+37) * 0.18033688011112042
+        phi = tl.exp2(ref - t_9)
         p = tl.exp2(dot * 0.18033688011112042 - t_9[:, None])
         l_tile = tl.sum(p, 1)
         l = (l * phi) + l_tile
         V_tile = V_tiles.load([col_start, 0])
         A = tl.dot(p.to(tl.bfloat16), V_tile, A * phi[:, None])
         m = m_1
+        ref = t_9
     t_9 = q_at + (T - S)
     # edge tiles of cols
     for tile in tl.range(t_7, t_4):
@@ -82,15 +83,15 @@ def grouped(
         s = tl.where(k_at[None, :] <= t_9[:, None], dot, float("-inf"))
         m_tile = tl.max(tl.where(cols_ok[None, :], s, float("-inf")), 1)
         m_1 = tl.maximum(m, m_tile)
-        t_10 = tl.where(tl.abs(m_1) < float("inf"), m_1, 0.0) * 0.18033688011112042
-        t_11 = tl.where(tl.abs(m) < float("inf"), m, 0.0) * 0.18033688011112042
-        phi = tl.minimum(tl.exp2(t_11 - t_10), 3.4028234663852886e+38)
+        t_10 = tl.minimum(tl.maximum(m_1, -1e+37), 1e+37) * 0.18033688011112042
+        phi = tl.exp2(ref - t_10)
         p = tl.where(cols_ok[None, :], tl.exp2(s * 0.18033688011112042 - t_10[:, None]), 0.0)
         l_tile = tl.sum(p, 1)
         l = (l * phi) + l_tile
         V_tile = V_tiles.load([col_start, 0])
         A = tl.dot(p.to(tl.bfloat16), V_tile, A * phi[:, None])
         m = m_1
+        ref = t_10
     e_at = tl.arange(0, 64)
     O_base = O + b.to(tl.int64) * O_s0 + hk.to(tl.int64) * O_s1
     O_at = q_rest[:, None].to(tl.int64) * O_s2 + q_at[:, None].to(tl.int64) * O_s3 + e_at[None, :] * O_s4

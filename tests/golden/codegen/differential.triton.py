@@ -43,6 +43,8 @@ def differential(
     l1 = tl.full([64], 0.0, tl.float32)
     A0 = tl.full([64, 64], 0.0, tl.float32)
     A1 = tl.full([64, 64], 0.0, tl.float32)
+    ref = tl.full([64], -1.8033688011112042e+36, tl.float32)
+    ref_1 = tl.full([64], -1.8033688011112042e+36, tl.float32)
     K_base = K + b.to(tl.int64) * K_s0 + h.to(tl.int64) * K_s1
     K_tiles = tl.make_tensor_descriptor(K_base, shape=[S, 32], strides=[K_s2, 1], block_shape=[64, 32])
     K_base_1 = K + b.to(tl.int64) * K_s0 + t_2.to(tl.int64) * K_s1
@@ -60,16 +62,14 @@ def differential(
         dot_1 = tl.dot(Q_tile_1, tl.trans(K_tile_1))
         m1_tile = tl.max(dot_1, 1)
         m1_1 = tl.maximum(m1, m1_tile)
-        t_3 = tl.where(tl.abs(m0_1) < float("inf"), m0_1, 0.0) * 0.18033688011112042
-        t_4 = tl.where(tl.abs(m0) < float("inf"), m0, 0.0) * 0.18033688011112042
-        phi = tl.minimum(tl.exp2(t_4 - t_3), 3.4028234663852886e+38)
+        t_3 = tl.minimum(tl.maximum(m0_1, -1e+37), 1e+37) * 0.18033688011112042
+        phi = tl.exp2(ref - t_3)
         p = tl.exp2(dot * 0.18033688011112042 - t_3[:, None])
         l0_tile = tl.sum(p, 1)
         l0 = (l0 * phi) + l0_tile
-        t_5 = tl.where(tl.abs(m1_1) < float("inf"), m1_1, 0.0) * 0.18033688011112042
-        t_6 = tl.where(tl.abs(m1) < float("inf"), m1, 0.0) * 0.18033688011112042
-        phi_1 = tl.minimum(tl.exp2(t_6 - t_5), 3.4028234663852886e+38)
-        p_1 = tl.exp2(dot_1 * 0.18033688011112042 - t_5[:, None])
+        t_4 = tl.minimum(tl.maximum(m1_1, -1e+37), 1e+37) * 0.18033688011112042
+        phi_1 = tl.exp2(ref_1 - t_4)
+        p_1 = tl.exp2(dot_1 * 0.18033688011112042 - t_4[:, None])
         l1_tile = tl.sum(p_1, 1)
         l1 = (l1 * phi_1) + l1_tile
         V_tile = V_tiles.load([col_start, 0])
@@ -77,6 +77,8 @@ def differential(
         A1 = tl.dot(p_1.to(tl.bfloat16), V_tile, A1 * phi_1[:, None])
         m0 = m0_1
         m1 = m1_1
+        ref = t_3
+        ref_1 = t_4
     # edge tiles of cols
     for tile in tl.range(t_1, t, num_stages=1):
         col_start = tile * 64
@@ -89,16 +91,14 @@ def differential(
         dot_1 = tl.dot(Q_tile_1, tl.trans(K_tile_1))
         m1_tile = tl.max(tl.where(cols_ok[None, :], dot_1, float("-inf")), 1)
         m1_1 = tl.maximum(m1, m1_tile)
-        t_3 = tl.where(tl.abs(m0_1) < float("inf"), m0_1, 0.0) * 0.18033688011112042
-        t_4 = tl.where(tl.abs(m0) < float("inf"), m0, 0.0) * 0.18033688011112042
-        phi = tl.minimum(tl.exp2(t_4 - t_3), 3.4028234663852886e+38)
+        t_3 = tl.minimum(tl.maximum(m0_1, -1e+37), 1e+37) * 0.18033688011112042
+        phi = tl.exp2(ref - t_3)
         p = tl.where(cols_ok[None, :], tl.exp2(dot * 0.18033688011112042 - t_3[:, None]), 0.0)
         l0_tile = tl.sum(p, 1)
         l0 = (l0 * phi) + l0_tile
-        t_5 = tl.where(tl.abs(m1_1) < float("inf"), m1_1, 0.0) * 0.18033688011112042
-        t_6 = tl.where(tl.abs(m1) < float("inf"), m1, 0.0) * 0.18033688011112042
-        phi_1 = tl.minimum(tl.exp2(t_6 - t_5), 3.4028234663852886e+38)
-        p_1 = tl.where(cols_ok[None, :], tl.exp2(dot_1 * 0.18033688011112042 - t_5[:, None]), 0.0)
+        t_4 = tl.minimum(tl.maximum(m1_1, -1e+37), 1e+37) * 0.18033688011112042
+        phi_1 = tl.exp2(ref_1 - t_4)
+        p_1 = tl.where(cols_ok[None, :], tl.exp2(dot_1 * 0.18033688011112042 - t_4[:, None]), 0.0)
         l1_tile = tl.sum(p_1, 1)
         l1 = (l1 * phi_1) + l1_tile
         V_tile = V_tiles.load([col_start, 0])
@@ -106,6 +106,8 @@ def differential(
         A1 = tl.dot(p_1.to(tl.bfloat16), V_tile, A1 * phi_1[:, None])
         m0 = m0_1
         m1 = m1_1
+        ref = t_3
+        ref_1 = t_4
     lam_base = lam + h.to(tl.int64) * lam_s0
     lam_tile = tl.load(lam_base)
     t_3 = ((A0 / l0[:, None]) - ((A1 / l1[:, None]) * lam_tile)).to(tl.bfloat16)

@@ -34,6 +34,7 @@ def evoformer(
     m = tl.full([16], float("-inf"), tl.float32)
     l = tl.full([16], 0.0, tl.float32)
     A = tl.full([16, 32], 0.0, tl.float32)
+    ref = tl.full([16], 0.0, tl.float32)
     K_base = K + b.to(tl.int64) * K_s0 + n.to(tl.int64) * K_s1 + h.to(tl.int64) * K_s3
     K_tiles = tl.make_tensor_descriptor(K_base, shape=[40, 32], strides=[K_s2, 1], block_shape=[64, 32])
     B1_base = B1 + b.to(tl.int64) * B1_s0 + n.to(tl.int64) * B1_s1
@@ -53,15 +54,15 @@ def evoformer(
         t = (dot * 0.125 + B1_tile.to(tl.float32)[None, :]) + B2_tile.to(tl.float32)
         m_tile = tl.max(tl.where(cols_ok[None, :], t, float("-inf")), 1)
         m_1 = tl.maximum(m, m_tile)
-        ref = tl.where(tl.abs(m_1) < float("inf"), m_1, 0.0)
-        t_1 = tl.where(tl.abs(m) < float("inf"), m, 0.0) - ref
-        phi = tl.minimum(tl.exp2(t_1 * 1.4426950408889634), 3.4028234663852886e+38)
-        p = tl.where(cols_ok[None, :], tl.exp2((t - ref[:, None]) * 1.4426950408889634), 0.0)
+        ref_1 = tl.where(tl.abs(m_1) < float("inf"), m_1, 0.0)
+        phi = tl.minimum(tl.exp2((ref - ref_1) * 1.4426950408889634), 3.4028234663852886e+38)
+        p = tl.where(cols_ok[None, :], tl.exp2((t - ref_1[:, None]) * 1.4426950408889634), 0.0)
         l_tile = tl.sum(p, 1)
         l = (l * phi) + l_tile
         V_tile = V_tiles.load([col_start, 0])
         A = tl.dot(p.to(tl.bfloat16), V_tile, A * phi[:, None])
         m = m_1
+        ref = ref_1
     e_at = tl.arange(0, 32)
     G_base = G + b.to(tl.int64) * G_s0 + n.to(tl.int64) * G_s1 + row_start.to(tl.int64) * G_s2 + h.to(tl.int64) * G_s3
     G_at = rows_at[:, None] * G_s2 + e_at[None, :] * G_s4

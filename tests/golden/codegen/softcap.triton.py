@@ -37,6 +37,7 @@ def attention(
     m = tl.full([64], float("-inf"), tl.float32)
     l = tl.full([64], 0.0, tl.float32)
     A = tl.full([64, 64], 0.0, tl.float32)
+    ref = tl.full([64], -1.4426950408889634e+37, tl.float32)
     K_base = K + b.to(tl.int64) * K_s0 + h.to(tl.int64) * K_s1
     K_tiles = tl.make_tensor_descriptor(K_base, shape=[4096, 64], strides=[K_s2, 1], block_shape=[128, 64])
     V_base = V + b.to(tl.int64) * V_s0 + h.to(tl.int64) * V_s1
@@ -49,15 +50,15 @@ def attention(
         t = _fast_tanh((dot * 0.125) / 30.0)
         m_tile = tl.max(t, 1)
         m_1 = tl.maximum(m, m_tile)
-        t_1 = tl.where(tl.abs(m_1) < float("inf"), m_1, 0.0) * 43.2808512266689
-        t_2 = tl.where(tl.abs(m) < float("inf"), m, 0.0) * 43.2808512266689
-        phi = tl.minimum(tl.exp2(t_2 - t_1), 3.4028234663852886e+38)
+        t_1 = tl.minimum(tl.maximum(m_1, -3.333333333333333e+35), 3.333333333333333e+35) * 43.2808512266689
+        phi = tl.exp2(ref - t_1)
         p = tl.exp2(t * 43.2808512266689 - t_1[:, None])
         l_tile = tl.sum(p, 1)
         l = (l * phi) + l_tile
         V_tile = V_tiles.load([col_start, 0])
         A = tl.dot(p.to(tl.float16), V_tile, A * phi[:, None])
         m = m_1
+        ref = t_1
     e_at = tl.arange(0, 64)
     O_base = O + b.to(tl.int64) * O_s0 + h.to(tl.int64) * O_s1 + row_start.to(tl.int64) * O_s2
     O_at = rows_at[:, None] * O_s2 + e_at[None, :] * O_s3
