@@ -196,6 +196,8 @@ class Emitter:
 
     def _axes_of(self, op: Elementwise) -> tuple[Axis, ...]:
         """The axes an operation steps over, outermost first."""
+        if self.rows is not None and self._moves_rows(op):
+            return (self.rows,)  # the columns are its own business
         match op:
             case Fold(_, _, x, axis):
                 if axis is self.rows and x.axes != (axis,):
@@ -206,6 +208,20 @@ class Emitter:
                 return self._sorted([*spans, *(a for v in operands(op) for a in v.axes)])
             case _:
                 return self._sorted(op.result.axes)
+
+    def _moves_rows(self, op: Op) -> bool:
+        """Whether an array is read or written a vector of rows and all columns at a time (see `load_rows` in the preamble)."""
+        if self.rows is None or not isinstance(op, Fetch | Store) or op.masks:
+            return False
+        value = op.result if isinstance(op, Fetch) else op.value
+        spans = [s.axis for s in op.index if isinstance(s, Span)]
+        return (
+            len(spans) == 2
+            and set(spans) == set(value.axes)
+            and self.rows in spans
+            and not any(isinstance(s, Gather) for s in op.index)
+            and not any(isinstance(s, Point) and s.at is not None and s.at.axes for s in op.index)
+        )
 
     def _cost(self, value: Value) -> int:
         """Operations to compute a value again from scalars, positions and products; large if it should be kept."""
@@ -397,7 +413,7 @@ class Emitter:
         users = self._readers(value)
         moved = any(isinstance(u, Dot | For | If) for u in users)
         path = tree.paths[op]
-        buffered = False
+        buffered = isinstance(op, Fetch) and self._moves_rows(op)
         if isinstance(op, Fold):
             at = next(i for i, nest in enumerate(path) if nest.axis == op.axis)
             buffered = at < len(path) - 1
@@ -417,7 +433,7 @@ class Emitter:
         if not isinstance(op, Compute) or not op.result.axes or not self._is_cheap(op.result):
             return False
         users = self._users.get(op.result, [])
-        return not any(isinstance(u, Dot | For | If) for u in users)
+        return not any(isinstance(u, Dot | For | If) or self._moves_rows(u) for u in users)
 
     def _readers(self, value: Value) -> list[Op]:
         """Operations that read a value where they stand, through others that are repeated there."""
@@ -478,6 +494,8 @@ class Emitter:
         match op:
             case Compute(result):
                 self._set(result, self._compute_text(op))
+            case Fetch() | Store() if self._moves_rows(op):
+                self._move_rows(op)
             case Fetch(result):
                 self._set(result, self._fetch(op))
             case Store():
@@ -833,6 +851,56 @@ class Emitter:
             parts.append(" & ".join(address.masks))
         guard = f"if ({ok}) " if ok else ""
         self._line(f"{guard}store<{ctype}>({', '.join(parts)});")
+
+    def _move_rows(self, op: Fetch | Store) -> None:
+        """Move a vector of rows between an array and a tile."""
+        lane = self._lane()
+        assert lane is not None and lane.axis is not None
+        name, ctype = identifier(op.buffer.name), MEMORY_TYPES[op.buffer.dtype]
+        value = op.result if isinstance(op, Fetch) else op.value
+        (columns,) = (a for a in value.axes if a is not self.rows)
+        pointer, limits, strides = f"p_{name}", {}, {}
+        for i, subscript in enumerate(op.index):
+            stride, reach = f"s_{name}_{i}", extent(op.buffer.shape[i])
+            match subscript:
+                case Point(at) if at is not None:
+                    pointer += f" + i64({self._ref(at)}) * {stride}"
+                case Span(axis, start, step, below, above):
+                    at_start = f"i64({self._ref(start)})" if start is not None else "0"
+                    here = f"{at_start} + {step} * {lane.index}" if axis is self.rows else at_start
+                    pointer += f" + ({here}) * {stride}"
+                    strides[axis] = f"{step} * {stride}"
+                    limits[axis] = self._limits(axis, f"({here})", step, reach, below, above)
+        (lo, hi), (first, last) = limits[lane.axis], limits[columns]
+        home = self._operand(value) if isinstance(op, Store) else self._homes[value]
+        zero = _Scope(axis=columns, index="0")
+        self._scopes.append(zero)
+        tile, _ = self._place(home)
+        self._scopes.pop()
+        ranges = f"{strides[lane.axis]}, {strides[columns]}, {lo}, {hi}, {first}, {last}, {_reach(columns)}"
+        if isinstance(op, Fetch):
+            self._line(f"load_rows<{ctype}>({tile}, {pointer}, {ranges});")
+            self._wrote(home.tile)
+        else:
+            self._line(f"store_rows<{ctype}>({pointer}, {ranges}, {tile});")
+            self._read(home.tile)
+
+    def _limits(
+        self, axis: Axis, here: str, step: int, reach: str, below: bool, above: bool
+    ) -> tuple[str, str]:
+        """(first, last + 1) of the positions from `here` on that exist along an axis."""
+        lane = self._lane()
+        assert lane is not None
+        low, high = "0", _reach(axis)
+        if axis is self.rows:
+            high = f"{high} - {lane.index}"
+        if step < 0:
+            below, above, here = above, below, f"({reach} - 1 - {here})"
+        if below:
+            low = f"ceil_div(-{here}, {abs(step)})" if abs(step) != 1 else f"-{here}"
+        if above:
+            high = f"least({high}, ceil_div({reach} - {here}, {abs(step)}))"
+        return low, high
 
     # -- Products.
 

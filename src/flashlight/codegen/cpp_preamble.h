@@ -24,22 +24,24 @@ struct f16 { u16 bits; };
 #define FL_BYTES 16
 #endif
 #ifdef FL_DOUBLE
-constexpr int W = FL_BYTES / 8;
+#define FL_LANES (FL_BYTES / 8)
 #else
-constexpr int W = FL_BYTES / 4;
+#define FL_LANES (FL_BYTES / 4)
 #endif
+constexpr int W = FL_LANES;
 #pragma GCC diagnostic ignored "-Wpsabi"
 #pragma GCC diagnostic ignored "-Wattributes"
 
-template <class T, int N> struct Native { typedef T type __attribute__((vector_size(N * sizeof(T)))); };
-#ifdef FL_DOUBLE
-template <class T> struct Vector { typedef typename Native<T, W>::type type; };
-#else
+// Lanes of two vectors by constant numbers; R is the type of a vector of these.
 #ifdef __clang__
 #define FL_SHUFFLE(A, B, ...) __builtin_shufflevector(A, B, __VA_ARGS__)
 #else
 #define FL_SHUFFLE(A, B, ...) __builtin_shuffle(A, B, R{__VA_ARGS__})
 #endif
+template <class T, int N> struct Native { typedef T type __attribute__((vector_size(N * sizeof(T)))); };
+#ifdef FL_DOUBLE
+template <class T> struct Vector { typedef typename Native<T, W>::type type; };
+#else
 #if FL_BYTES == 64
 #define FL_EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
 #elif FL_BYTES == 32
@@ -516,6 +518,93 @@ template <class T, class X> FL_INLINE void store(T* p, i64 stride, i64 lo, i64 h
   for (i64 w = lo < 0 ? 0 : lo; w < W && w < hi; w++)
     if (m[w]) p[w * stride] = Narrow<T>::at(x[w]);
 }
+// Rows and columns: W rows of an array as vectors along the rows, one for each column (p + row * rs + column * cs). Where columns
+// are contiguous they are moved a block at a time.
+
+#define FL_SWAP(S) \
+  for (int i = 0; i < W; i++) { \
+    if (i & S) continue; \
+    X x = a[i], y = a[i + S]; \
+    a[i] = FL_LOW_##S(x, y); \
+    a[i + S] = FL_HIGH_##S(x, y); \
+  }
+#if FL_LANES == 4
+#define FL_LOW_1(A, B) FL_SHUFFLE(A, B, 0, 4, 2, 6)
+#define FL_HIGH_1(A, B) FL_SHUFFLE(A, B, 1, 5, 3, 7)
+#define FL_LOW_2(A, B) FL_SHUFFLE(A, B, 0, 1, 4, 5)
+#define FL_HIGH_2(A, B) FL_SHUFFLE(A, B, 2, 3, 6, 7)
+#elif FL_LANES == 8
+#define FL_LOW_1(A, B) FL_SHUFFLE(A, B, 0, 8, 2, 10, 4, 12, 6, 14)
+#define FL_HIGH_1(A, B) FL_SHUFFLE(A, B, 1, 9, 3, 11, 5, 13, 7, 15)
+#define FL_LOW_2(A, B) FL_SHUFFLE(A, B, 0, 1, 8, 9, 4, 5, 12, 13)
+#define FL_HIGH_2(A, B) FL_SHUFFLE(A, B, 2, 3, 10, 11, 6, 7, 14, 15)
+#define FL_LOW_4(A, B) FL_SHUFFLE(A, B, 0, 1, 2, 3, 8, 9, 10, 11)
+#define FL_HIGH_4(A, B) FL_SHUFFLE(A, B, 4, 5, 6, 7, 12, 13, 14, 15)
+#elif FL_LANES == 16
+#define FL_LOW_1(A, B) FL_SHUFFLE(A, B, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30)
+#define FL_HIGH_1(A, B) FL_SHUFFLE(A, B, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31)
+#define FL_LOW_2(A, B) FL_SHUFFLE(A, B, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
+#define FL_HIGH_2(A, B) FL_SHUFFLE(A, B, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31)
+#define FL_LOW_4(A, B) FL_SHUFFLE(A, B, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27)
+#define FL_HIGH_4(A, B) FL_SHUFFLE(A, B, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31)
+#define FL_LOW_8(A, B) FL_SHUFFLE(A, B, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
+#define FL_HIGH_8(A, B) FL_SHUFFLE(A, B, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31)
+#endif
+template <class X> FL_INLINE void transpose(X* a) {
+  typedef vi32 R;  // of the masks
+#if FL_LANES >= 4
+#pragma GCC unroll 64
+  FL_SWAP(1)
+#pragma GCC unroll 64
+  FL_SWAP(2)
+#endif
+#if FL_LANES >= 8
+#pragma GCC unroll 64
+  FL_SWAP(4)
+#endif
+#if FL_LANES >= 16
+#pragma GCC unroll 64
+  FL_SWAP(8)
+#endif
+}
+template <class T> constexpr bool in_blocks = sizeof(typename ValueOf<T>::type) == 4 && !__is_same(T, bool) && W > 2;
+// Only rows [lo, hi) and columns [first, last) exist; the others are 0.
+template <class T, class X>
+void load_rows(X* out, const T* p, i64 rs, i64 cs, i64 lo, i64 hi, i64 first, i64 last, i64 n) {
+  i64 c = 0;
+  if constexpr (in_blocks<T>) {
+    if (cs == 1 && rs != 1 && lo <= 0 && hi >= W && first <= 0)
+      for (; c + W <= n && c + W <= last; c += W) {
+        typename ValueOf<T>::vector a[W];
+#pragma GCC unroll 64
+        for (int w = 0; w < W; w++) a[w] = Contiguous<T>::load(p + w * rs + c);
+        transpose(a);
+#pragma GCC unroll 64
+        for (int w = 0; w < W; w++) tile_store(out + (c + w) * W, a[w]);
+      }
+  }
+  for (; c < n; c++) {
+    bool in = c >= first && c < last;
+    tile_store(out + c * W, in ? load<T>(p + c * cs, rs, lo, hi) : typename ValueOf<T>::vector{});
+  }
+}
+template <class T, class X>
+void store_rows(T* p, i64 rs, i64 cs, i64 lo, i64 hi, i64 first, i64 last, i64 n, const X* in) {
+  i64 c = first < 0 ? 0 : first;
+  n = last < n ? last : n;
+  if constexpr (in_blocks<T>) {
+    if (cs == 1 && rs != 1 && lo <= 0 && hi >= W)
+      for (; c + W <= n; c += W) {
+        V<X> a[W];
+#pragma GCC unroll 64
+        for (int w = 0; w < W; w++) a[w] = tile_load(in + (c + w) * W);
+        transpose(a);
+#pragma GCC unroll 64
+        for (int w = 0; w < W; w++) store<T>(p + w * rs + c, 1, 0, W, a[w]);
+      }
+  }
+  for (; c < n; c++) store<T>(p + c * cs, rs, lo, hi, tile_load(in + c * W));
+}
 FL_INLINE i64 least(i64 a, i64 b) { return a < b ? a : b; }
 FL_INLINE i64 most(i64 a, i64 b) { return a > b ? a : b; }
 FL_INLINE i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
@@ -626,7 +715,6 @@ FL_INLINE void product(i64 M, i64 n, i64 K, const T* A, i64 am, i64 ak, const T*
 }
 // A tile whose lanes run along another axis than n, brought into vectors along n: [n / W][k][W].
 template <class T> void pack(i64 N, i64 K, const T* B, i64 bk, i64 bn, T* P) {
-  for (i64 j = 0; j < N; j += W)
-    for (i64 k = 0; k < K; k++) tile_store(P + j * K + k * W, load(B + j * bn + k * bk, bn, N - j));
+  for (i64 j = 0; j < N; j += W) load_rows<T>(P + j * K, B + j * bn, bn, bk, 0, N - j, 0, K, K);
 }
 extern "C" int omp_get_thread_num(void);
