@@ -304,3 +304,21 @@ def test_products_written_as_sums(fn: Callable[..., Any]) -> None:
     emitted = program_of(fn, Q, K, V)
     assert all(n.op == "placeholder" for n in emitted.inputs)
     assert len(emitted.outputs) == 1
+
+
+def test_smaller_regions_leave_the_rest_outside() -> None:
+    def fn(q: T, k: T, v: T, gate: T) -> T:
+        return attention(q * 0.5, k, v) * gate.sigmoid()
+
+    finder = finder_of(fn, Q, K, V, r(2, 3, 40, 24))
+    (region,) = finder.regions()
+    without_gate, bare = finder.smaller(region)
+    assert region.members - without_gate.members == {"mul_2", "sigmoid"}
+    assert without_gate.members - bare.members == {"mul"}
+
+
+def test_sums_of_small_outer_products_stay_with_inductor() -> None:
+    def rotation(x: T, table: T) -> T:
+        return ((x[:, :, None] * x[:, None])[..., None] * table).sum((1, 2))
+
+    assert found(rotation, r(20, 4), r(4, 4, 9)) == (0, [])

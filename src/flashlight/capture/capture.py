@@ -57,6 +57,11 @@ def capture(graph: torch.fx.Graph, options: Options) -> Record:
     for number, region in enumerate(regions):
         with trace.region(f"region{number}"):
             result = _tried(region, lifter, hints, options)
+            for less in finder.smaller(region) if isinstance(result, Refusal) else ():
+                other = _tried(less, lifter, hints, options)
+                if not isinstance(other, Refusal):
+                    result = other
+                    break
         if isinstance(result, Refusal):
             found.refusals.append(result)
         else:

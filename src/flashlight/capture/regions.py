@@ -37,6 +37,8 @@ class Region:
         members: names of all cells, those above included.
         roots: cells that something outside reads, in order.
         is_weak: whether its pairs were made by products with weights or by outer products only.
+        pairs: the analysis that found it.
+        less: how much of what may go in is left outside, see `Finder.smaller`.
     """
 
     closers: set[str]
@@ -44,6 +46,8 @@ class Region:
     members: set[str] = field(default_factory=set)
     roots: list[Cell] = field(default_factory=list)
     is_weak: bool = False
+    pairs: Pairs | None = None
+    less: int = 0
 
     def __post_init__(self) -> None:
         self.members |= self.closers | self.paired
@@ -67,10 +71,6 @@ class Finder:
         self.order = {n: i for i, n in enumerate(self.lifter.graph.nodes)}
         self.cells = self.lifter.cells
         self.rank = {name: i for i, name in enumerate(self.cells)}
-        self.owners: dict[Node, list[Cell]] = {}
-        for cell in self.cells.values():
-            for tensor in cell.tensors:
-                self.owners.setdefault(tensor, []).append(cell)
 
     def regions(self) -> list[Region]:
         """All regions that are worth taking, in order of their results."""
@@ -85,6 +85,14 @@ class Finder:
             if not weights:
                 self._note_open(pairs, {name for r in candidates for name in r.members})
         return sorted(found, key=lambda r: max(self.rank[name] for name in r.closers))
+
+    def smaller(self, region: Region) -> Iterator[Region]:
+        """The same core with less around it, for where the compiler refuses: without an epilogue, then without scaled operands."""
+        for less in (1, 2):
+            new = Region(set(region.closers), set(region.paired), less=less)
+            grown = region.pairs is not None and self._complete(new, region.pairs)
+            if grown and new.roots and new.members < region.members:
+                yield new
 
     # -- Cores
 
@@ -191,12 +199,14 @@ class Finder:
         """Grow a core to its region; False (with a refusal where it is a near miss) if it cannot be one."""
         if any(0 in self.cells[name].extents() for name in region.members):
             return False
+        region.pairs = pairs
         region.is_weak = not any(p.is_strong for n in region.paired for p in pairs.of[n].pairs)
         gap = self._close_gaps(region, pairs)
         if gap is not None:
             self._refuse_node(region, gap)
             return False
-        self._extend(region)
+        if region.less < 1:
+            self._extend(region)
         self._absorb(region, pairs)
         region.roots = self._roots(region)
         return True
@@ -306,7 +316,7 @@ class Finder:
                 cell = self.cells[name]
                 inner = _sides_through(load, reader, sides.get(reader.name, []))
                 is_late = reader.name in late and self._is_only_for(cell, reader, region)
-                if not is_late and not self._is_absorbed(cell, reader, bool(inner), pairs):
+                if not is_late and not self._is_absorbed(cell, reader, bool(inner), region):
                     continue
                 region.members.add(name)
                 if is_late:
@@ -324,7 +334,9 @@ class Finder:
             and not self._outside(cell, region.members)
         )
 
-    def _is_absorbed(self, cell: Cell, reader: Cell, is_paired: bool, pairs: Pairs) -> bool:
+    def _is_absorbed(self, cell: Cell, reader: Cell, is_paired: bool, region: Region) -> bool:
+        pairs = region.pairs
+        assert pairs is not None
         if cell.is_index or not cell.tensors:  # positions, and steps inside one op's rule
             return True
         if pairs.of[cell.name].contraction or self._ends_product(cell):
@@ -337,6 +349,8 @@ class Finder:
             return False
         if is_paired:
             return True
+        if region.less > 1:
+            return False
         if is_cheap(cell, self.cells):
             return not self._narrows(cell)
         return _is_lookup(cell) and pairs.of[reader.name].contraction
@@ -411,7 +425,7 @@ class Finder:
 
     def _would_stand(self, region: Region, pairs: Pairs) -> bool:
         """Whether Inductor would write the pairs to memory: for a product, for a second reduction, or between two."""
-        if any(pairs.of[n].contraction for n in region.closers):
+        if any(self.cells[n].contraction for n in region.closers):
             return True
         if any(not self.cells[n].is_pointwise for n in region.paired):
             return True
