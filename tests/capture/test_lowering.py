@@ -26,10 +26,3 @@ def test_symbolic_lengths() -> None:
     launch = re.search(r"canonical\w*\.run\((.*)\)", code)
     assert launch
     assert re.search(r"\bs\d+\b.*//", launch.group(1)), "the grid follows the length"
-
-
-def test_descriptors_are_made_outside_the_kernel() -> None:
-    code = generated_code("vanilla")
-    assert "TensorDescriptor.from_tensor(" in code
-    assert "make_tensor_descriptor" not in code
-    assert "tensordesc<bf16" in code

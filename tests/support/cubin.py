@@ -75,10 +75,6 @@ def compile_kernel(
         match p.kind:
             case "pointer":
                 signature[p.name] = POINTERS[buffers[p.of].dtype]
-            case "descriptor":
-                element = POINTERS[buffers[p.of].dtype].removeprefix("*")
-                signature[p.name] = f"tensordesc<{element}{list(p.block)}>"
-                continue
             case "stride" if p.axis == unit:
                 signature[p.name], constants[p.name] = "constexpr", 1
                 continue

@@ -35,7 +35,6 @@ def main(name: str, dynamic: bool) -> None:
     import triton
     from torch._inductor import config
     from torch._inductor.codecache import PyCodeCache
-    from torch._inductor.virtualized import V
     from triton.backends.compiler import GPUTarget
 
     from flashlight.capture import capture, lowering
@@ -57,12 +56,6 @@ def main(name: str, dynamic: bool) -> None:
         payload = op.payload_of(token)
         return gpu.build(optimize(payload.program), device, payload.options, payload.hints)
 
-    def aligned(self: Any, step: Any, shapes: Any) -> Any:
-        V.graph.unaligned_buffers.clear()  # Inductor looks at addresses on GPUs only
-        return plan(self, step, shapes)
-
-    plan = lowering._Expansion.plan
-    lowering._Expansion.plan = aligned
     triton.runtime.driver.set_active(Driver())
     op.executable = capture.executable = executable
     lowering.DEVICES = ("cpu",)

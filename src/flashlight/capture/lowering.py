@@ -110,12 +110,10 @@ class _Expansion:
 
     def plan(self, step: Step, shapes: Mapping[str, Sequence[Any]]) -> Plan:
         """The schedule and the source for the layouts at hand, tuned on tensors like these."""
-        units = {name: self.describable(name, shapes) for name in step.readable}
         facts = Facts(
-            tuple(units.items()),
+            tuple((name, self.describable(name, shapes)) for name in step.readable),
             any(self.is_wide(b.name, shapes) for b in (*step.kernel.reads, *step.kernel.writes)),
             f32_precision(),
-            host=all(self.passes_descriptor(n, unit, shapes) for n, unit in units.items()),
         )
         if facts not in step.plans:
             if not torch.cuda.is_available():
@@ -164,23 +162,6 @@ class _Expansion:
                 strides.append(16 if known(s * itemsize, 16) else 3)
         return unit_axis([hint(n) for n in size], strides, itemsize)
 
-    def passes_descriptor(self, name: str, unit: int, shapes: Mapping[str, Sequence[Any]]) -> bool:
-        """Whether Inductor's wrapper can make the descriptor of a whole tensor, as it lies (if one is wanted)."""
-        from torch._inductor import ir
-        from torch._inductor.virtualized import V
-
-        if unit < 0:
-            return True
-        size, stride, _ = self.layout(name, shapes)
-        known = V.graph.sizevars.statically_known_multiple_of
-        aligned = all(known(s * self.dtype(name).itemsize, 16) for s in stride[:-1])
-        return (
-            hasattr(ir, "TMADescriptorStable")
-            and not V.graph.cpp_wrapper
-            and unit == len(size) - 1
-            and aligned
-        )
-
     def is_wide(self, name: str, shapes: Mapping[str, Sequence[Any]]) -> bool:
         """Whether offsets may pass 2^31: where sizes are symbolic, they may."""
         size, stride, _ = self.layout(name, shapes)
@@ -211,14 +192,10 @@ class _Expansion:
         from torch._inductor.lowering import lowerings
 
         arguments: dict[str, Any] = {}
-        descriptors: dict[str, Any] = {}
         for p in plan.source.parameters:
             match p.kind:
                 case "pointer":
                     arguments[p.name] = self.tensors[p.of]
-                case "descriptor":
-                    arguments[p.name] = self.tensors[p.of]
-                    descriptors[p.name] = ("stable", (p.block,))
                 case "stride":
                     arguments[p.name] = plain(self.tensors[p.of].get_stride()[p.axis])
                 case "size":
@@ -233,7 +210,7 @@ class _Expansion:
             kernel_idx=kernel_side_table.add_kernel(tuned),
             constant_args_idx=kernel_side_table.add_constant_args(constants),
             grid=[(plain(grid), 1, 1)],
-            tma_descriptor_metadata=descriptors,
+            tma_descriptor_metadata={},
             kwargs={n: v for n, v in arguments.items() if n not in constants},
         )
 

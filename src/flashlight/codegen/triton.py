@@ -52,14 +52,12 @@ class Choices:
 
     Attributes:
         descriptors: for buffers that may be read by tile descriptors, the buffer axis of stride 1.
-        host: descriptors are made by the caller, of whole tensors, and passed; else each program instance makes its own.
         precision: of f32 dots.
         wide: offsets within a tile may exceed 31 bits.
         target: "cuda", "hip", or "interpret" (no inline assembly, no libdevice).
     """
 
     descriptors: Mapping[str, int] = field(default_factory=dict)
-    host: bool = False
     precision: Precision = "ieee"
     wide: bool = False
     target: Literal["cuda", "hip", "interpret"] = "cuda"
@@ -67,18 +65,12 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One argument of the kernel: a buffer's pointer, the stride of one of its axes, a size, or a tile descriptor.
-
-    Attributes:
-        order, block: (descriptor) the buffer's axes in the descriptor's order, and the tile along each.
-    """
+    """One argument of the kernel: a buffer's pointer, the stride of one of its axes, or a size."""
 
     name: str
-    kind: Literal["pointer", "descriptor", "stride", "size"]
+    kind: Literal["pointer", "stride", "size"]
     of: str
     axis: int = 0
-    order: tuple[int, ...] = ()
-    block: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +89,19 @@ def emit(kernel: Kernel, choices: Choices, header: Sequence[str] = ()) -> Source
 
 
 _TAKEN = ("tl", "triton", "libdevice")
-_WARPGROUP_ROWS = 64  # from which matrix instructions read both operands from shared memory
 _MOST_DIMS = 5  # of a tile descriptor
 
 
 def descriptor_candidates(kernel: Kernel) -> frozenset[str]:
-    """Names of buffers that descriptors could read: all their fetches are tiles of spans."""
+    """Names of buffers that descriptors could read: tiles of spans, fetched in a sweep."""
     found: dict[str, bool] = {}
     root = _root_values(kernel)
     for op in walk(kernel.body):
-        if isinstance(op, Fetch):
-            good = _is_describable(op, root)
-            found[op.buffer.name] = found.get(op.buffer.name, True) and good
+        if isinstance(op, For) and op.kind == "sweep":
+            for inner in walk(op.body):
+                if isinstance(inner, Fetch):
+                    good = _is_describable(inner, root)
+                    found[inner.buffer.name] = found.get(inner.buffer.name, True) and good
     return frozenset(name for name, good in found.items() if good)
 
 
@@ -158,16 +151,14 @@ class _Emitter:
         k = self.kernel
         for buffer in (*k.reads, *k.writes):
             self.buffers[buffer.name] = self.fresh(buffer.name)
+            self.parameters[Parameter(self.buffers[buffer.name], "pointer", buffer.name)] = None
         for size in k.sizes:
             self.size_text(size)
         self.inlined = _inlinable(k.body)
         self.grid()
         self.block(k.body, ())
-        kinds = ("pointer", "descriptor", "stride", "size")
-        places = {b.name: n for n, b in enumerate((*k.reads, *k.writes))}
         parameters = sorted(
-            self.parameters,
-            key=lambda p: (kinds.index(p.kind), places[p.of] if p.kind == "pointer" else 0),
+            self.parameters, key=lambda p: ("pointer", "stride", "size").index(p.kind)
         )
         name = self.fresh(k.name)
         lines = [
@@ -184,8 +175,7 @@ class _Emitter:
         lines += ["", "", "@triton.jit", f"def {name}("]
         lines += [f"    {p}," for p in _wrapped([p.name for p in parameters])]
         lines += ["):", *self.lines, ""]
-        made = bool(self.descriptors) and not self.choices.host
-        return Source("\n".join(lines), name, tuple(parameters), made)
+        return Source("\n".join(lines), name, tuple(parameters), bool(self.descriptors))
 
     # -- Names and parameters.
 
@@ -528,7 +518,6 @@ class _Emitter:
 
     def named_base(self, buffer: Buffer, terms: list[str]) -> str:
         pointer = self.buffers[buffer.name]
-        self.parameters[Parameter(pointer, "pointer", buffer.name)] = None
         return self.named((buffer.name, *terms), f"{pointer}_base", " + ".join([pointer, *terms]))
 
     def named_tile(self, buffer: Buffer, terms: list[str]) -> str:
@@ -650,7 +639,6 @@ class _Emitter:
             n
             for n, s in enumerate(op.index)
             if isinstance(s, Span)
-            or self.is_whole(op)
             or (isinstance(s, Point) and s.at is not None and s.at not in self.root)
         ]
         return [n for n in ranging if n != unit] + [unit]
@@ -663,11 +651,6 @@ class _Emitter:
         if not isinstance(op.index[unit], Span):
             return None
         order = self.descriptor_order(op)
-        small = any(isinstance(s, Span) and s.axis.block < _WARPGROUP_ROWS for s in op.index)
-        if op.result in self.root and (small or not self.is_whole(op)):
-            return None  # what stays in registers for the whole loop gains nothing by way of shared memory
-        if self.is_whole(op):
-            return self.passed_descriptor(op, order)
         base = self.terms_known(
             op.buffer, tuple(Point(None) if isinstance(s, Span) else s for s in op.index)
         )
@@ -686,22 +669,6 @@ class _Emitter:
             )
             self.descriptors[key] = name
         return self.descriptors[key]
-
-    def is_whole(self, op: Fetch) -> bool:
-        """Whether the caller passes a descriptor of the whole tensor."""
-        return self.choices.host and len(op.index) <= _MOST_DIMS
-
-    def passed_descriptor(self, op: Fetch, order: Sequence[int]) -> str:
-        """The parameter that is a descriptor for tiles of this form."""
-        block = tuple(s.axis.block if isinstance(s := op.index[n], Span) else 1 for n in order)
-        for p in self.parameters:
-            if (p.kind, p.of, p.block) == ("descriptor", op.buffer.name, block):
-                return p.name
-        name = self.fresh(f"{self.buffers[op.buffer.name]}_tiles")
-        parameter = Parameter(name, "descriptor", op.buffer.name, 0, tuple(order), block)
-        self.parameters[parameter] = None
-        self.descriptors["passed", name] = name
-        return name
 
 
 def _hint(value: Value) -> str:

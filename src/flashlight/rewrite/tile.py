@@ -395,7 +395,7 @@ def _footprint(loop: Loop, base: Schedule, hints: Mapping[str, int]) -> Footprin
     return Footprint(
         accumulated=sum(_padded(frozenset(c.dims) - kept, hints) for c in loop.carries),
         dots=len(sums) - len(elementwise),
-        single=0.5 if narrow else 2.0,
+        single=0.5 if narrow else 1.5,
         per_row=per_row,
         per_col=per_col,
         per_pair=per_pair,

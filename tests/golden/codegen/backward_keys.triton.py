@@ -12,8 +12,9 @@ import triton.language as tl
 
 @triton.jit
 def backward_keys(
-    L, delta, gV, gK, K_tiles, V_tiles, Q_tiles, dO_tiles, L_s0, L_s2, delta_s0, delta_s2, L_s1, delta_s1,
-    gV_s0, gV_s1, gV_s2, gV_s3, gK_s0, gK_s1, gK_s2, gK_s3, S,
+    Q, K, L, dO, V, delta, gV, gK, K_s0, K_s1, K_s2, K_s3, V_s0, V_s1, V_s2, V_s3, Q_s0, Q_s1, Q_s2, L_s0,
+    L_s2, dO_s0, dO_s1, dO_s2, delta_s0, delta_s2, L_s1, delta_s1, gV_s0, gV_s1, gV_s2, gV_s3, gK_s0,
+    gK_s1, gK_s2, gK_s3, S,
 ):
     pid = tl.program_id(0)
     row_tile = pid % ((S + 63) // 64)
@@ -32,13 +33,23 @@ def backward_keys(
     t_5 = tl.minimum(tl.maximum(t_4 // 32, t_3), t_2)
     t_6 = tl.minimum(tl.maximum(tl.minimum(t_1, t_1), t_5), t_2)
     cols_at = tl.arange(0, 32)
-    K_tile = K_tiles.load([b, hk, row_start, 0]).reshape([64, 64])
+    d_at = tl.arange(0, 64)
+    K_base = K + b.to(tl.int64) * K_s0 + hk.to(tl.int64) * K_s1 + row_start.to(tl.int64) * K_s2
+    K_at = rows_at[:, None] * K_s2 + d_at[None, :] * K_s3
+    K_tile = tl.load(K_base + K_at, mask=(row_start + rows_at < S)[:, None], other=0)
     t_7 = hk * 2
-    V_tile = V_tiles.load([b, hk, row_start, 0]).reshape([64, 64])
+    e_at = tl.arange(0, 64)
+    V_base = V + b.to(tl.int64) * V_s0 + hk.to(tl.int64) * V_s1 + row_start.to(tl.int64) * V_s2
+    V_at = rows_at[:, None] * V_s2 + e_at[None, :] * V_s3
+    V_tile = tl.load(V_base + V_at, mask=(row_start + rows_at < S)[:, None], other=0)
     dV = tl.full([64, 64], 0.0, tl.float32)
     dK = tl.full([64, 64], 0.0, tl.float32)
+    Q_base = Q + b.to(tl.int64) * Q_s0
+    Q_tiles = tl.make_tensor_descriptor(Q_base, shape=[4, S, 64], strides=[Q_s1, Q_s2, 1], block_shape=[1, 32, 64])
     L_base = L + b.to(tl.int64) * L_s0
     L_at = cols_at * L_s2
+    dO_base = dO + b.to(tl.int64) * dO_s0
+    dO_tiles = tl.make_tensor_descriptor(dO_base, shape=[4, S, 64], strides=[dO_s1, dO_s2, 1], block_shape=[1, 32, 64])
     delta_base = delta + b.to(tl.int64) * delta_s0
     delta_at = cols_at * delta_s2
     for g in tl.range(0, 2):
@@ -48,12 +59,12 @@ def backward_keys(
             col_start = tile * 32
             q_at = col_start + cols_at
             cols_ok = q_at < S
-            Q_tile = Q_tiles.load([b, t_8, col_start, 0]).reshape([32, 64])
+            Q_tile = Q_tiles.load([t_8, col_start, 0]).reshape([32, 64])
             dot = tl.dot(K_tile, tl.trans(Q_tile))
             L_tile = tl.load(L_base + t_8.to(tl.int64) * L_s1 + col_start.to(tl.int64) * L_s2 + L_at, mask=(col_start + cols_at < S), other=0)
             t_9 = (tl.where(k_at[:, None] <= q_at[None, :], dot * 0.125, float("-inf")) - L_tile[None, :]) - 5.0
             t_10 = tl.exp(t_9)
-            dO_tile = dO_tiles.load([b, t_8, col_start, 0]).reshape([32, 64])
+            dO_tile = dO_tiles.load([t_8, col_start, 0]).reshape([32, 64])
             dV = tl.dot(tl.where(cols_ok[None, :], t_10, 0.0).to(tl.bfloat16), dO_tile, dV)
             dot_1 = tl.dot(V_tile, tl.trans(dO_tile))
             delta_tile = tl.load(delta_base + t_8.to(tl.int64) * delta_s1 + col_start.to(tl.int64) * delta_s2 + delta_at, mask=(col_start + cols_at < S), other=0)
@@ -62,11 +73,11 @@ def backward_keys(
         # full tiles of cols
         for tile in tl.range(t_5, t_6):
             col_start = tile * 32
-            Q_tile = Q_tiles.load([b, t_8, col_start, 0]).reshape([32, 64])
+            Q_tile = Q_tiles.load([t_8, col_start, 0]).reshape([32, 64])
             dot = tl.dot(K_tile, tl.trans(Q_tile))
             L_tile = tl.load(L_base + t_8.to(tl.int64) * L_s1 + col_start.to(tl.int64) * L_s2 + L_at)
             t_9 = tl.exp(((dot * 0.125) - L_tile[None, :]) - 5.0)
-            dO_tile = dO_tiles.load([b, t_8, col_start, 0]).reshape([32, 64])
+            dO_tile = dO_tiles.load([t_8, col_start, 0]).reshape([32, 64])
             dV = tl.dot(t_9.to(tl.bfloat16), dO_tile, dV)
             dot_1 = tl.dot(V_tile, tl.trans(dO_tile))
             delta_tile = tl.load(delta_base + t_8.to(tl.int64) * delta_s1 + col_start.to(tl.int64) * delta_s2 + delta_at)
@@ -76,22 +87,20 @@ def backward_keys(
             col_start = tile * 32
             q_at = col_start + cols_at
             cols_ok = q_at < S
-            Q_tile = Q_tiles.load([b, t_8, col_start, 0]).reshape([32, 64])
+            Q_tile = Q_tiles.load([t_8, col_start, 0]).reshape([32, 64])
             dot = tl.dot(K_tile, tl.trans(Q_tile))
             L_tile = tl.load(L_base + t_8.to(tl.int64) * L_s1 + col_start.to(tl.int64) * L_s2 + L_at, mask=(col_start + cols_at < S), other=0)
             t_9 = (tl.where(k_at[:, None] <= q_at[None, :], dot * 0.125, float("-inf")) - L_tile[None, :]) - 5.0
             t_10 = tl.exp(t_9)
-            dO_tile = dO_tiles.load([b, t_8, col_start, 0]).reshape([32, 64])
+            dO_tile = dO_tiles.load([t_8, col_start, 0]).reshape([32, 64])
             dV = tl.dot(tl.where(cols_ok[None, :], t_10, 0.0).to(tl.bfloat16), dO_tile, dV)
             dot_1 = tl.dot(V_tile, tl.trans(dO_tile))
             delta_tile = tl.load(delta_base + t_8.to(tl.int64) * delta_s1 + col_start.to(tl.int64) * delta_s2 + delta_at, mask=(col_start + cols_at < S), other=0)
             t_11 = tl.where(cols_ok[None, :], t_10 * (dot_1 - delta_tile[None, :]), 0.0).to(tl.bfloat16)
             dK = tl.dot(t_11, Q_tile, dK)
-    e_at = tl.arange(0, 64)
     gV_base = gV + b.to(tl.int64) * gV_s0 + hk.to(tl.int64) * gV_s1 + row_start.to(tl.int64) * gV_s2
     gV_at = rows_at[:, None] * gV_s2 + e_at[None, :] * gV_s3
     tl.store(gV_base + gV_at, dV.to(tl.bfloat16), mask=(row_start + rows_at < S)[:, None])
-    d_at = tl.arange(0, 64)
     gK_base = gK + b.to(tl.int64) * gK_s0 + hk.to(tl.int64) * gK_s1 + row_start.to(tl.int64) * gK_s2
     gK_at = rows_at[:, None] * gK_s2 + d_at[None, :] * gK_s3
     tl.store(gK_base + gK_at, (dK * 0.125).to(tl.bfloat16), mask=(row_start + rows_at < S)[:, None])

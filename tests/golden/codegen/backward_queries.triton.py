@@ -14,7 +14,7 @@ import triton.language as tl
 
 @triton.jit
 def backward_queries(
-    Q, m, dO, delta, dQ, K_tiles, V_tiles, Q_s0, Q_s1, m_s0, dO_s0, dO_s1, delta_s0, dQ_s0, dQ_s1, S, T,
+    Q, K, m, dO, V, delta, dQ, Q_s0, Q_s1, m_s0, dO_s0, dO_s1, K_s0, V_s0, delta_s0, dQ_s0, dQ_s1, S, T,
 ):
     pid = tl.program_id(0)
     row_tile = pid
@@ -38,6 +38,8 @@ def backward_queries(
     D = tl.full([16], 0.0, tl.float32)
     B = tl.full([16, 32], 0.0, tl.float32)
     G = tl.full([16, 32], 0.0, tl.float32)
+    K_tiles = tl.make_tensor_descriptor(K, shape=[T, 32], strides=[K_s0, 1], block_shape=[128, 32])
+    V_tiles = tl.make_tensor_descriptor(V, shape=[T, 32], strides=[V_s0, 1], block_shape=[128, 32])
     # full tiles of cols
     for tile in tl.range(0, t_1):
         col_start = tile * 128

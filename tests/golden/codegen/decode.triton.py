@@ -19,7 +19,8 @@ def _floordiv(a, b):
 
 @triton.jit
 def grouped(
-    Q, O, K_tiles, V_tiles, Q_s0, Q_s1, Q_s2, Q_s3, O_s0, O_s1, O_s2, O_s3, O_s4, S, T,
+    Q, K, V, O, Q_s0, Q_s1, Q_s2, Q_s3, K_s0, K_s1, K_s2, V_s0, V_s1, V_s2, O_s0, O_s1, O_s2, O_s3, O_s4,
+    S, T,
 ):
     pid = tl.program_id(0)
     row_tile = pid % (((S * 4) + 15) // 16)
@@ -51,10 +52,14 @@ def grouped(
     l = tl.full([16], 0.0, tl.float32)
     A = tl.full([16, 64], 0.0, tl.float32)
     ref = tl.full([16], -1.8033688011112042e+36, tl.float32)
+    K_base = K + b.to(tl.int64) * K_s0 + hk.to(tl.int64) * K_s1
+    K_tiles = tl.make_tensor_descriptor(K_base, shape=[T, 64], strides=[K_s2, 1], block_shape=[128, 64])
+    V_base = V + b.to(tl.int64) * V_s0 + hk.to(tl.int64) * V_s1
+    V_tiles = tl.make_tensor_descriptor(V_base, shape=[T, 64], strides=[V_s2, 1], block_shape=[128, 64])
     # full tiles of cols
     for tile in tl.range(0, t_7):
         col_start = tile * 128
-        K_tile = K_tiles.load([b, hk, col_start, 0]).reshape([128, 64])
+        K_tile = K_tiles.load([col_start, 0])
         dot = tl.dot(Q_tile, tl.trans(K_tile))
         m_tile = tl.max(dot, 1)
         m_1 = tl.maximum(m, m_tile)
@@ -63,7 +68,7 @@ def grouped(
         p = tl.exp2(dot * 0.18033688011112042 - t_9[:, None])
         l_tile = tl.sum(p, 1)
         l = (l * phi) + l_tile
-        V_tile = V_tiles.load([b, hk, col_start, 0]).reshape([128, 64])
+        V_tile = V_tiles.load([col_start, 0])
         A = tl.dot(p.to(tl.bfloat16), V_tile, A * phi[:, None])
         m = m_1
         ref = t_9
@@ -73,7 +78,7 @@ def grouped(
         col_start = tile * 128
         k_at = col_start + cols_at
         cols_ok = k_at < T
-        K_tile = K_tiles.load([b, hk, col_start, 0]).reshape([128, 64])
+        K_tile = K_tiles.load([col_start, 0])
         dot = tl.dot(Q_tile, tl.trans(K_tile))
         s = tl.where(k_at[None, :] <= t_9[:, None], dot, float("-inf"))
         m_tile = tl.max(tl.where(cols_ok[None, :], s, float("-inf")), 1)
@@ -83,7 +88,7 @@ def grouped(
         p = tl.where(cols_ok[None, :], tl.exp2(s * 0.18033688011112042 - t_10[:, None]), 0.0)
         l_tile = tl.sum(p, 1)
         l = (l * phi) + l_tile
-        V_tile = V_tiles.load([b, hk, col_start, 0]).reshape([128, 64])
+        V_tile = V_tiles.load([col_start, 0])
         A = tl.dot(p.to(tl.bfloat16), V_tile, A * phi[:, None])
         m = m_1
         ref = t_10

@@ -16,7 +16,8 @@ import triton.language as tl
 
 @triton.jit
 def differential(
-    Q, lam, O, K_tiles, V_tiles, Q_s0, Q_s1, Q_s2, Q_s3, lam_s0, O_s0, O_s1, O_s2, O_s3, S,
+    Q, K, V, lam, O, Q_s0, Q_s1, Q_s2, Q_s3, K_s0, K_s1, K_s2, V_s0, V_s1, V_s2, lam_s0, O_s0, O_s1, O_s2,
+    O_s3, S,
 ):
     pid = tl.program_id(0)
     row_tile = pid % ((S + 63) // 64)
@@ -44,14 +45,20 @@ def differential(
     A1 = tl.full([64, 64], 0.0, tl.float32)
     ref = tl.full([64], -1.8033688011112042e+36, tl.float32)
     ref_1 = tl.full([64], -1.8033688011112042e+36, tl.float32)
+    K_base = K + b.to(tl.int64) * K_s0 + h.to(tl.int64) * K_s1
+    K_tiles = tl.make_tensor_descriptor(K_base, shape=[S, 32], strides=[K_s2, 1], block_shape=[64, 32])
+    K_base_1 = K + b.to(tl.int64) * K_s0 + t_2.to(tl.int64) * K_s1
+    K_tiles_1 = tl.make_tensor_descriptor(K_base_1, shape=[S, 32], strides=[K_s2, 1], block_shape=[64, 32])
+    V_base = V + b.to(tl.int64) * V_s0 + h.to(tl.int64) * V_s1
+    V_tiles = tl.make_tensor_descriptor(V_base, shape=[S, 64], strides=[V_s2, 1], block_shape=[64, 64])
     # full tiles of cols
     for tile in tl.range(0, t_1):
         col_start = tile * 64
-        K_tile = K_tiles.load([b, h, col_start, 0]).reshape([64, 32])
+        K_tile = K_tiles.load([col_start, 0])
         dot = tl.dot(Q_tile, tl.trans(K_tile))
         m0_tile = tl.max(dot, 1)
         m0_1 = tl.maximum(m0, m0_tile)
-        K_tile_1 = K_tiles.load([b, t_2, col_start, 0]).reshape([64, 32])
+        K_tile_1 = K_tiles_1.load([col_start, 0])
         dot_1 = tl.dot(Q_tile_1, tl.trans(K_tile_1))
         m1_tile = tl.max(dot_1, 1)
         m1_1 = tl.maximum(m1, m1_tile)
@@ -65,7 +72,7 @@ def differential(
         p_1 = tl.exp2(dot_1 * 0.18033688011112042 - t_4[:, None])
         l1_tile = tl.sum(p_1, 1)
         l1 = (l1 * phi_1) + l1_tile
-        V_tile = V_tiles.load([b, h, col_start, 0]).reshape([64, 64])
+        V_tile = V_tiles.load([col_start, 0])
         A0 = tl.dot(p.to(tl.bfloat16), V_tile, A0 * phi[:, None])
         A1 = tl.dot(p_1.to(tl.bfloat16), V_tile, A1 * phi_1[:, None])
         m0 = m0_1
@@ -76,11 +83,11 @@ def differential(
     for tile in tl.range(t_1, t, num_stages=1):
         col_start = tile * 64
         cols_ok = (col_start + cols_at) < S
-        K_tile = K_tiles.load([b, h, col_start, 0]).reshape([64, 32])
+        K_tile = K_tiles.load([col_start, 0])
         dot = tl.dot(Q_tile, tl.trans(K_tile))
         m0_tile = tl.max(tl.where(cols_ok[None, :], dot, float("-inf")), 1)
         m0_1 = tl.maximum(m0, m0_tile)
-        K_tile_1 = K_tiles.load([b, t_2, col_start, 0]).reshape([64, 32])
+        K_tile_1 = K_tiles_1.load([col_start, 0])
         dot_1 = tl.dot(Q_tile_1, tl.trans(K_tile_1))
         m1_tile = tl.max(tl.where(cols_ok[None, :], dot_1, float("-inf")), 1)
         m1_1 = tl.maximum(m1, m1_tile)
@@ -94,7 +101,7 @@ def differential(
         p_1 = tl.where(cols_ok[None, :], tl.exp2(dot_1 * 0.18033688011112042 - t_4[:, None]), 0.0)
         l1_tile = tl.sum(p_1, 1)
         l1 = (l1 * phi_1) + l1_tile
-        V_tile = V_tiles.load([b, h, col_start, 0]).reshape([64, 64])
+        V_tile = V_tiles.load([col_start, 0])
         A0 = tl.dot(p.to(tl.bfloat16), V_tile, A0 * phi[:, None])
         A1 = tl.dot(p_1.to(tl.bfloat16), V_tile, A1 * phi_1[:, None])
         m0 = m0_1

@@ -20,7 +20,7 @@ def _fast_tanh(x):
 
 @triton.jit
 def attention(
-    O, Q_tiles, K_tiles, V_tiles, O_s0, O_s1, O_s2, O_s3,
+    Q, K, V, O, Q_s0, Q_s1, Q_s2, Q_s3, K_s0, K_s1, K_s2, V_s0, V_s1, V_s2, O_s0, O_s1, O_s2, O_s3,
 ):
     pid = tl.program_id(0)
     row_tile = pid % 64
@@ -29,15 +29,23 @@ def attention(
     rest = rest // 16
     b = rest
     row_start = row_tile * 64
-    Q_tile = Q_tiles.load([b, h, row_start, 0]).reshape([64, 64])
+    rows_at = tl.arange(0, 64)
+    d_at = tl.arange(0, 64)
+    Q_base = Q + b.to(tl.int64) * Q_s0 + h.to(tl.int64) * Q_s1 + row_start.to(tl.int64) * Q_s2
+    Q_at = rows_at[:, None] * Q_s2 + d_at[None, :] * Q_s3
+    Q_tile = tl.load(Q_base + Q_at)
     m = tl.full([64], float("-inf"), tl.float32)
     l = tl.full([64], 0.0, tl.float32)
     A = tl.full([64, 64], 0.0, tl.float32)
     ref = tl.full([64], -1.4426950408889634e+37, tl.float32)
+    K_base = K + b.to(tl.int64) * K_s0 + h.to(tl.int64) * K_s1
+    K_tiles = tl.make_tensor_descriptor(K_base, shape=[4096, 64], strides=[K_s2, 1], block_shape=[128, 64])
+    V_base = V + b.to(tl.int64) * V_s0 + h.to(tl.int64) * V_s1
+    V_tiles = tl.make_tensor_descriptor(V_base, shape=[4096, 64], strides=[V_s2, 1], block_shape=[128, 64])
     # full tiles of cols
     for tile in tl.range(0, 32):
         col_start = tile * 128
-        K_tile = K_tiles.load([b, h, col_start, 0]).reshape([128, 64])
+        K_tile = K_tiles.load([col_start, 0])
         dot = tl.dot(Q_tile, tl.trans(K_tile))
         t = _fast_tanh((dot * 0.125) / 30.0)
         m_tile = tl.max(t, 1)
@@ -47,11 +55,10 @@ def attention(
         p = tl.exp2(t * 43.2808512266689 - t_1[:, None])
         l_tile = tl.sum(p, 1)
         l = (l * phi) + l_tile
-        V_tile = V_tiles.load([b, h, col_start, 0]).reshape([128, 64])
+        V_tile = V_tiles.load([col_start, 0])
         A = tl.dot(p.to(tl.float16), V_tile, A * phi[:, None])
         m = m_1
         ref = t_1
-    rows_at = tl.arange(0, 64)
     e_at = tl.arange(0, 64)
     O_base = O + b.to(tl.int64) * O_s0 + h.to(tl.int64) * O_s1 + row_start.to(tl.int64) * O_s2
     O_at = rows_at[:, None] * O_s2 + e_at[None, :] * O_s3
