@@ -259,6 +259,14 @@ CASES: dict[str, Case] = {
     ),
     "parts": Case(attention(), {"S": 20, "T": 300}, 16, 32, parts=2),
     "decode_parts": Case(_GROUPED, {"S": 1, "T": 300}, None, 32, parts=3),
+    "least_fill": Case(  # rows 0 to 2 are dead: a mean over all keys
+        attention(
+            f"where(M[b, k] & (q >= 3), {DOT}, -3.4028234663852886e+38)", ("M: bool[2, T]",)
+        ),
+        _SMALL,
+        32,
+        32,
+    ),
     "dead_rows": Case(
         attention(
             f"where({_SAME}, {DOT}, -inf)",

@@ -593,10 +593,12 @@ class _Lowering:
     def _clamped(self, p: Pass) -> dict[str, float]:
         """Running maxima that only serve as references: an unset one may stand at a huge negative number.
 
-        Then the factor by which sums move is never above 1, and needs no clamp itself. Not where scores may be huge themselves.
+        Then the factor by which sums move is never above 1, and needs no clamp itself. Where scores may be huge themselves, the
+        number is the largest there is, and differences are taken before they are scaled.
         """
-        if self.ex.scaled.wide or self.schedule.exact:  # C++'s exp2 takes no such exponents
+        if self.schedule.exact:  # C++'s exp2 takes no such exponents
             return {}
+        most = _LARGEST if self.ex.scaled.wide else 1e37
         found: dict[str, float] = {}
         for c in p.carries:
             if c.monoid is not MAX or c.dtype is not DType.F32:
@@ -608,7 +610,7 @@ class _Lowering:
                 and moved
                 and all(_positive_scale(w) is not None for d in readers for w in d.weight)
             ):
-                found[c.name] = 1e37 / max(
+                found[c.name] = most / max(
                     1.0, *(s for d in readers for w in d.weight if (s := _positive_scale(w)))
                 )
         return found

@@ -34,7 +34,7 @@ def evoformer(
     m = tl.full([16], float("-inf"), tl.float32)
     l = tl.full([16], 0.0, tl.float32)
     A = tl.full([16, 32], 0.0, tl.float32)
-    ref = tl.full([16], 0.0, tl.float32)
+    ref = tl.full([16], -3.4028234663852886e+38, tl.float32)
     K_base = K + b.to(tl.int64) * K_s0 + n.to(tl.int64) * K_s1 + h.to(tl.int64) * K_s3
     K_tiles = tl.make_tensor_descriptor(K_base, shape=[40, 32], strides=[K_s2, 1], block_shape=[64, 32])
     B1_base = B1 + b.to(tl.int64) * B1_s0 + n.to(tl.int64) * B1_s1
@@ -54,8 +54,8 @@ def evoformer(
         t = (dot * 0.125 + B1_tile.to(tl.float32)[None, :]) + B2_tile.to(tl.float32)
         m_tile = tl.max(tl.where(cols_ok[None, :], t, float("-inf")), 1)
         m_1 = tl.maximum(m, m_tile)
-        ref_1 = tl.where(tl.abs(m_1) < float("inf"), m_1, 0.0)
-        phi = tl.minimum(tl.exp2((ref - ref_1) * 1.4426950408889634), 3.4028234663852886e+38)
+        ref_1 = tl.minimum(tl.maximum(m_1, -3.4028234663852886e+38), 3.4028234663852886e+38)
+        phi = tl.exp2((ref - ref_1) * 1.4426950408889634)
         p = tl.where(cols_ok[None, :], tl.exp2((t - ref_1[:, None]) * 1.4426950408889634), 0.0)
         l_tile = tl.sum(p, 1)
         l = (l * phi) + l_tile
