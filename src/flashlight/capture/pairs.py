@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from flashlight.ir.exprs import Binary, Cast, Const, Dim, Expr, Index, Load, Size, Unary
 from flashlight.ir.monoids import SUM
@@ -228,7 +229,7 @@ class Pairs:
         if not isinstance(body, Binary) or body.op != "mul":
             return None
         reduced = frozenset(cell.nest.reduced)
-        sides = (self._reach(body.a), self._reach(body.b))
+        sides = (_reach(body.a), _reach(body.b))
         if not all(s & reduced for s in sides):
             return None
         if not cell.contraction and sides[0] == sides[1]:
@@ -240,16 +241,9 @@ class Pairs:
         body = _without_casts(cell.nest.body)
         return frozenset((body.buffer.name,)) if isinstance(body, Load) else frozenset()
 
-    def _reach(self, expr: Expr) -> frozenset[Dim]:
-        """Dims along which the data that an expression reads vary."""
-        found: frozenset[Dim] = frozenset()
-        for load in loads(expr):
-            found |= dims_of_load(load)
-        return found
-
     def _origin(self, cell: Cell, a: Expr, b: Expr, weighted: bool) -> Pair | None:
         places = {d: n for n, d in enumerate(cell.nest.parallel)}
-        left, right = self._reach(a) & places.keys(), self._reach(b) & places.keys()
+        left, right = _reach(a) & places.keys(), _reach(b) & places.keys()
         rows = frozenset(places[d] for d in left - right)
         columns = frozenset(places[d] for d in right - left)
         if not rows and not columns:
@@ -265,7 +259,7 @@ class Pairs:
     def _is_weighted(self, cell: Cell, a: Expr, b: Expr) -> bool:
         """Whether one factor is a parameter or what is made of one, with no batch dims in common with the other."""
         parallel = frozenset(cell.nest.parallel)
-        if self._reach(a) & self._reach(b) & parallel:
+        if _reach(a) & _reach(b) & parallel:
             return False
         return self._is_parameter(a) or self._is_parameter(b)
 
@@ -322,6 +316,15 @@ def count(name: str, lifter: Lifter, hints: Mapping[str, int]) -> int:
     cell = lifter.cells.get(name)
     extents = cell.extents() if cell is not None else lifter.leaves[name].shape
     return math.prod(hint(e, hints) for e in extents)
+
+
+@lru_cache(maxsize=20_000)
+def _reach(expr: Expr) -> frozenset[Dim]:
+    """Dims along which the data that an expression reads vary."""
+    found: frozenset[Dim] = frozenset()
+    for load in loads(expr):
+        found |= dims_of_load(load)
+    return found
 
 
 def _undominated(incoming: list[_Incoming]) -> list[_Incoming]:

@@ -70,6 +70,11 @@ class Finder:
     def __post_init__(self) -> None:
         self.order = {n: i for i, n in enumerate(self.lifter.graph.nodes)}
         self.cells = self.lifter.cells
+        self.nodes = list(self.order)
+        self.makers: dict[str, list[Node]] = {}
+        for node, cells in self.lifter.made.items():
+            for cell in cells:
+                self.makers.setdefault(cell.name, []).append(node)
         self.rank = {name: i for i, name in enumerate(self.cells)}
 
     def regions(self) -> list[Region]:
@@ -134,7 +139,7 @@ class Finder:
         if not inside:
             return []
         first, last = (f(self.order[n] for n in inside) for f in (min, max))
-        window = [n for n, i in self.order.items() if first <= i <= last]
+        window = self.nodes[first : last + 1]
         after = self._nodes(region.closers)
         for node in window:
             if node not in after and any(a in after for a in node.all_input_nodes):
@@ -150,11 +155,10 @@ class Finder:
         """FX nodes that are computed by these cells and by no others."""
         found: set[Node] = set()
         for name in names:
-            for tensor in self.cells[name].tensors:
-                found.add(tensor)
-        for node, cells in self.lifter.made.items():
-            if node not in found and all(c.name in names for c in cells):
-                found.add(node)
+            found.update(self.cells[name].tensors)
+            for node in self.makers.get(name, ()):
+                if all(c.name in names for c in self.lifter.made[node]):
+                    found.add(node)
         return found
 
     def _cells_of(self, node: Node) -> list[Cell]:
@@ -294,9 +298,11 @@ class Finder:
     def _descendants(self, region: Region) -> set[Node]:
         """FX nodes that depend on results of the region."""
         found = {t for name in self._derived(region) for t in self.cells[name].tensors}
-        for node in self.order:
-            if node not in found and any(a in found for a in node.all_input_nodes):
-                found.add(node)
+        work = list(found)
+        while work:
+            fresh = [u for u in work.pop().users if u not in found]
+            found.update(fresh)
+            work.extend(fresh)
         return found
 
     def _absorb(self, region: Region, pairs: Pairs) -> None:

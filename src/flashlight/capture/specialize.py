@@ -20,6 +20,8 @@ from flashlight.lift.cells import Cell, dims_of_load
 def features_of(finder: Finder, regions: Iterable[Region]) -> set[str]:
     """Names of symbols in the sizes of features: what scores are sums over, and what values have beside the pairs."""
     found: set[str] = set()
+    if not finder.hints:  # no symbols
+        return found
     pairs: Pairs | None = None
     for region in regions:
         dims: set[Dim] = set()
