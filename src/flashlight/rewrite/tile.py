@@ -122,7 +122,7 @@ class Device:
     """
 
     unit: Unit = "gpu"
-    registers: int = 246
+    registers: int = 250
     shared: int = 227 * 1024
     units: int = 132
     tma: bool = True
@@ -395,7 +395,7 @@ def _footprint(loop: Loop, base: Schedule, hints: Mapping[str, int]) -> Footprin
     return Footprint(
         accumulated=sum(_padded(frozenset(c.dims) - kept, hints) for c in loop.carries),
         dots=len(sums) - len(elementwise),
-        single=0.5 if narrow else 1.5,
+        single=0.5 if narrow else 2.0,
         per_row=per_row,
         per_col=per_col,
         per_pair=per_pair,
@@ -511,7 +511,7 @@ def registers(f: Footprint, s: Schedule) -> int:
     fixed += 20 if f.ragged else 0
     fixed += 60 if s.outer and f.dots > 1 else 0
     along = (f.vectors + (1 if f.masked else 0)) * s.col_block // 4
-    return int(tiles * (2 if f.double else 1)) + fixed + along
+    return int(tiles * (4 if f.double else 1)) + fixed + along
 
 
 def shared_bytes(f: Footprint, s: Schedule) -> int:
