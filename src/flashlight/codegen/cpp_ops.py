@@ -57,6 +57,7 @@ def tile_type(dtype: DType) -> str:
 
 
 def vector_type(dtype: DType) -> str:
+    """The C++ type of a vector of values."""
     return f"v{tile_type(dtype)}"
 
 
