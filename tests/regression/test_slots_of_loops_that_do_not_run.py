@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 
-from flashlight.codegen.cpp_emit import Emitter
+from flashlight.codegen.cpp_memory import Workspace
 from flashlight.ir.text import parse_program
 from flashlight.runtime import cpu
 from tests.support.on_cpu import build, check, inputs_of
@@ -47,16 +47,16 @@ def test_values(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_start_lives_until_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    lives = Emitter._lives
+    lives = Workspace._lives
 
-    def spans(self: Emitter) -> None:
+    def spans(self: Workspace) -> None:
         lives(self)
-        for tile, head in self._slots.items():
+        for tile, head in self.slots.items():
             starts, ends = zip(*tile.spans, strict=True)
             found.append(tile.name)
             assert min(starts) <= head <= ends[0], tile.name
 
-    monkeypatch.setattr(Emitter, "_lives", spans)
+    monkeypatch.setattr(Workspace, "_lives", spans)
     program = parse_program(TEXT)
     cpu.step_of(program, program.loops[0], {"S": 70})
     assert found

@@ -119,7 +119,8 @@ class Workspace:
                 head = self.slots[tile]
                 inside = [self._last(head, t) for t in reads if t < back]
                 after = [self._last(head, t) for t in reads if t >= back]
-                tile.spans.append((start, max(inside, default=start)))
+                # A body that replaces the value unread may still not run: what it started with lasts until its head.
+                tile.spans.append((start, max(inside, default=head)))
                 tile.spans.append((back, max(after, default=back + 1)))
                 continue
             last = max((self._last(writes[0], t) for t in reads), default=writes[0])
