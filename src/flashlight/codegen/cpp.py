@@ -1,8 +1,8 @@
 """Prints a block program as C++: one function that runs the whole grid with OpenMP.
 
-Lanes. If the kernel has a rows axis worth it, vector lanes run along rows: every row statistic is a vector, folds over columns need
+Lanes. If the kernel has products and rows, vector lanes run along rows: every row statistic is a vector, folds over columns need
 nothing across lanes, and in both products of attention the loaded tile (K, V) is read element by element from where it lies while
-Q and the weights are already in vectors. Otherwise lanes run along the innermost axis of each loop nest.
+Q and the weights are already in vectors (so that even a single row reads K faster than it could be transposed). Otherwise lanes run along the innermost axis of each loop nest.
 
 Nothing is padded: loops over an axis end where its dims do, and the last vector is loaded and stored in part.
 Elementwise operations are fused (`cpp_tree`); what must survive a nest is a tile in the thread's workspace (`cpp_memory`).
@@ -73,7 +73,7 @@ def emit(kernel: Kernel, lanes: Lanes | None = None) -> Source:
 def _choose_lanes(kernel: Kernel) -> Lanes:
     rows = [a for a in kernel.axes if a.role == "rows"]
     has_dots = any(isinstance(op, Dot) for op in walk(kernel.body))
-    return "rows" if rows and has_dots and rows[0].block >= 8 else "inner"
+    return "rows" if rows and has_dots else "inner"
 
 
 def _sizes(kernel: Kernel) -> tuple[str, ...]:

@@ -254,17 +254,19 @@ template <class F> FL_INLINE F power_of_two(F t) {  // 2^n from n + MAGIC; 0 for
   typedef typename IntOf<F>::type I;
   return bits<F>((bits<I>(t) << 23) + 0x3f800000);
 }
-// To 1.5 units in the last place; results below 2^-126 are 0 or have fewer bits.
-template <class F> FL_INLINE F exp2_f32(F x) {
-  F c = clamp(x, -127.0f, 128.0f);
-  F t = c + MAGIC;
-  F r = c - (t - MAGIC);
+template <class F> FL_INLINE F exp2_part(F r) {  // 2^r for |r| <= 1/2
   F p = r * 0.00015353337f + 0.0013398875f;
   p = p * r + 0.009618438f;
   p = p * r + 0.055503324f;
   p = p * r + 0.24022648f;
   p = p * r + 0.69314718f;
-  return (p * r + 1.0f) * power_of_two(t);
+  return p * r + 1.0f;
+}
+// To 1.5 units in the last place; results below 2^-126 are 0 or have fewer bits.
+template <class F> FL_INLINE F exp2_f32(F x) {
+  F c = clamp(x, -127.0f, 128.0f);
+  F t = c + MAGIC;
+  return exp2_part(c - (t - MAGIC)) * power_of_two(t);
 }
 template <class F> FL_INLINE F exp_f32(F x) {
   F c = clamp(x, -88.02969f, 88.72284f);  // -127 log 2, and just above 128 log 2
@@ -285,6 +287,7 @@ FL_INLINE f64 m_exp(f64 x) { return __builtin_exp(x); }
 FL_INLINE vf64 m_exp(vf64 x) { vf64 r; for (int w = 0; w < W; w++) r[w] = __builtin_exp(x[w]); return r; }
 FL_INLINE f64 m_exp2(f64 x) { return __builtin_exp2(x); }
 FL_INLINE vf64 m_exp2(vf64 x) { vf64 r; for (int w = 0; w < W; w++) r[w] = __builtin_exp2(x[w]); return r; }
+FL_INLINE vf32 m_abs(vf32 x) { return (vf32)((vi32)x & 0x7fffffff); }
 FL_INLINE vf32 m_log(vf32 x) {
   vi32 tiny = (x < 1.17549435e-38f) & (x > 0.0f);
   vf32 s = tiny ? x * 8388608.0f : x;
@@ -312,14 +315,19 @@ FL_INLINE vf32 m_log2(vf32 x) {
   return r;
 }
 FL_INLINE vf32 m_tanh(vf32 x) {
-  vf32 a = x < 0.0f ? -x : x, z = x * x;
+  vf32 a = m_abs(x), z = x * x;
   vf32 p = z * -5.70498872745e-3f + 2.06390887954e-2f;
   p = p * z - 5.37397155531e-2f;
   p = p * z + 1.33314422036e-1f;
   p = p * z - 3.33332819422e-1f;
-  vf32 near = p * z * x + x;
-  vf32 far = 1.0f - 2.0f / (exp_f32(a + a) + 1.0f);
-  return a < 0.625f ? near : (x < 0.0f ? -far : far);
+  vf32 near = p * (z * x) + x;
+  vf32 c = a * 2.88539008f;  // e^2a as a power of two; what the factor's rounding does to it is small against 1
+  c = c > 128.0f ? spread(128.0f) : c;
+  vf32 t = c + MAGIC;
+  vf32 e = exp2_part(c - (t - MAGIC)) * power_of_two(t);
+  vf32 far = 1.0f - 2.0f / (e + 1.0f);
+  far = (vf32)((vi32)far | ((vi32)x & (i32)0x80000000));
+  return a < 0.625f ? near : far;
 }
 template <class F> FL_INLINE F m_sigmoid(F x) { return 1 / (1 + m_exp(-x)); }
 template <class F> FL_INLINE F m_rsqrt(F x) { return 1 / m_sqrt(x); }
@@ -336,7 +344,6 @@ template <class F> FL_INLINE F anchor(F x) { return select(mask(x - x == 0), x, 
 template <class X> FL_INLINE X m_abs(X x) { return select(mask(x < 0), -x, x); }
 FL_INLINE f32 m_abs(f32 x) { return __builtin_fabsf(x); }
 FL_INLINE f64 m_abs(f64 x) { return __builtin_fabs(x); }
-FL_INLINE vf32 m_abs(vf32 x) { return (vf32)((vi32)x & 0x7fffffff); }
 template <class X> FL_INLINE X m_sign(X x) {  // 0 of NaN
   return select(mask(x > 0), X{} + 1, select(mask(x < 0), X{} - 1, X{}));
 }
