@@ -292,7 +292,10 @@ class _Lowering:
             return zero, zero, end, end
 
         def clip(expr: Expr, low: Value, high: Value) -> Value:
-            at = self._index(simplify(expr), extremes)
+            expr = simplify(expr)
+            if expr is total:
+                return high  # nothing is above it
+            at = self._index(expr, extremes)
             if b.literal(at) == 0:
                 return low  # nothing is below 0
             return b.compute("min", b.compute("max", at, low), high)
