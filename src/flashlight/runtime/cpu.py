@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import inspect
 import os
 import threading
 import warnings
@@ -267,11 +269,20 @@ def load_library(text: str) -> ctypes.CDLL:
     from torch._inductor.exc import InvalidCxxCompiler
 
     try:
-        return CppCodeCache.load(text, "cpu", extra_flags=FLAGS)  # type: ignore[no-any-return]
+        return CppCodeCache.load(text, "cpu", **_arguments(CppCodeCache))  # type: ignore[no-any-return]
     except (InvalidCxxCompiler, FileNotFoundError) as error:
         raise NoCompilerError(str(error)) from error
     except Exception as error:
         raise CompileError(_first_error(str(error))) from error
+
+
+@functools.cache
+def _arguments(cache: Any) -> dict[str, Any]:
+    """How to compile: for this machine, whose vectors need no flags beyond -march=native (finding out takes torch seconds)."""
+    found: dict[str, Any] = {"extra_flags": FLAGS}
+    if "needs_vec_isa" in inspect.signature(cache.load_async).parameters:
+        found["needs_vec_isa"] = False
+    return found
 
 
 def _first_error(text: str) -> str:
