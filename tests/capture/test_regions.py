@@ -161,12 +161,29 @@ def best_match(x: T, y: T, _: T) -> T:
     return (x @ y).amax(-1)
 
 
+def learned_keys(x: T, k: T, v: T) -> T:
+    return (x @ k).softmax(-1) @ v
+
+
+def learned_queries(x: T, q: T, w: T) -> T:
+    k = x @ w
+    return (q @ k.mT).softmax(-1) @ k
+
+
+def projected_softmax(x: T, w: T, v: T) -> T:
+    """Few features made of many, as in linear attention: a projection, not scores."""
+    return (x @ w).softmax(-1) @ v
+
+
 WEIGHTS: dict[str, tuple[Callable[..., Any], tuple[T, T, T], int]] = {
     "mlp": (mlp, (r(64, 32), r(32, 128), r(128, 32)), 0),
     "mlp on many tokens": (mlp, (r(4096, 32), r(32, 128), r(128, 32)), 0),
     "norm between projections": (normed_projection, (r(64, 32), r(32, 32), r(32, 96)), 0),
     "cross entropy": (loss, (r(64, 16), r(16, 500), r(1)), 1),
     "cross entropy of few": (loss, (r(8, 64), r(64, 10), r(1)), 0),
+    "learned keys": (learned_keys, (r(64, 16), r(16, 12), r(12, 24)), 1),
+    "learned queries": (learned_queries, (r(2, 60, 32), r(7, 16), r(32, 16)), 1),
+    "softmax over projected features": (projected_softmax, (r(64, 512), r(512, 32), r(32, 24)), 0),
     "kernel": (kernel_regression, (r(70, 3), r(3, 90), r(4, 90)), 1),
     "best match": (best_match, (r(70, 16), r(16, 90), r(1)), 1),
 }

@@ -14,13 +14,17 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from flashlight.ir.exprs import Binary, Cast, Const, Dim, Expr, Index, Load, Size, Unary
+from flashlight.ir.interpret import integer
 from flashlight.ir.monoids import SUM
-from flashlight.ir.visit import children, free_dims, loads, substitute
+from flashlight.ir.visit import children, free_dims, loads, substitute, walk
 from flashlight.lift.cells import Cell, Leaf, dims_of_load
 from flashlight.lift.extents import hint, is_one
 from flashlight.lift.lift import Lifter
 
 Places = frozenset[int]
+
+# Head dimensions go up to this; what is summed over more features is a projection.
+SLIM = 256
 
 
 @dataclass(frozen=True)
@@ -31,11 +35,20 @@ class Pair:
         rows: dims that came from the first operand only; empty where it has one row.
         columns: dims that came from the second.
         is_strong: made by a product of two tensors of activations; others must pay for themselves in size.
+        is_slim: made by a product with a weight over few features, so that it may be one with learned keys.
+        is_normal: whether a statistic of it has come back to it. A product closes a slim pair only then: what a projection
+            makes goes into products too.
     """
 
     rows: Places
     columns: Places
     is_strong: bool
+    is_slim: bool = False
+    is_normal: bool = False
+
+    @property
+    def must_pay(self) -> bool:
+        return not self.is_strong and not self.is_slim
 
 
 @dataclass
@@ -49,6 +62,7 @@ class Pairing:
         contraction: whether it sums products of two tensors.
         origin: whether its own operands make a pair.
         weighted: whether one operand of the contraction is a weight.
+        follows: whether it is computed from a cell that closes pairs.
     """
 
     pairs: frozenset[Pair] = frozenset()
@@ -57,6 +71,7 @@ class Pairing:
     contraction: bool = False
     origin: bool = False
     weighted: bool = False
+    follows: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +118,7 @@ class Pairs:
                 self.of[cell.name] = Pairing()
             else:
                 self.of[cell.name] = self._analyse(cell)
+                self.of[cell.name].follows = self._follows(cell)
 
     # -- Sizes
 
@@ -140,6 +156,8 @@ class Pairs:
                     frozenset(places[d] for d in i.rows if d in places),
                     frozenset(places[d] for d in i.columns if d in places),
                     i.pair.is_strong,
+                    i.pair.is_slim,
+                    i.pair.is_normal or self._follows(cell),
                 )
                 for i in kept
             )
@@ -148,6 +166,10 @@ class Pairs:
         if outer is not None:
             return Pairing(frozenset((outer,)), False, frozenset(), origin=True)
         return Pairing()
+
+    def _follows(self, cell: Cell) -> bool:
+        names = {load.buffer.name for load in cell.loads()} & self.of.keys()
+        return any(self.of[n].closes or self.of[n].follows for n in names)
 
     def _incoming(self, cell: Cell, load: Load) -> Iterator[_Incoming]:
         known = self.of.get(load.buffer.name)
@@ -190,7 +212,9 @@ class Pairs:
         """Whether closing is closing: a product with a weight must use up a side, a weak pair must be the larger tensor."""
         if weighted and not incoming.is_whole:
             return False
-        if incoming.pair.is_strong:
+        if incoming.pair.is_slim and cell.contraction and not incoming.pair.is_normal:
+            return False
+        if not incoming.pair.must_pay:
             return True
         size = self.count(incoming.source)
         return all(self.count(n) < size for n in self._data(cell) if not self._is_paired(n))
@@ -209,8 +233,8 @@ class Pairs:
         return known is not None and bool(known.pairs)
 
     def _data(self, cell: Cell) -> set[str]:
-        """Names of what a cell reads, without what is made of positions only."""
-        names = {load.buffer.name for load in cell.loads()}
+        """Names of the floats a cell reads, without what is made of positions only."""
+        names = {load.buffer.name for load in cell.loads() if load.buffer.dtype.is_float}
         return {n for n in names if n not in self.lifter.cells or not self.lifter.cells[n].is_index}
 
     # -- Origins
@@ -254,7 +278,13 @@ class Pairs:
         read = [self.count(load.buffer.name) for e in (a, b) for load in loads(e)]
         if self.weights and rows and columns and all(n < size for n in read):
             return Pair(rows, columns, False)
+        if self.weights and rows and columns and cell.contraction and self._is_slim(cell):
+            return Pair(rows, columns, False, is_slim=True)
         return None
+
+    def _is_slim(self, cell: Cell) -> bool:
+        extents = [integer_hint(d.extent, self.hints) for d in cell.nest.reduced]
+        return math.prod(extents) <= SLIM
 
     def _is_weighted(self, cell: Cell, a: Expr, b: Expr) -> bool:
         """Whether one factor is a parameter or what is made of one, with no batch dims in common with the other."""
@@ -303,6 +333,15 @@ class Pairs:
                     columns = frozenset(places[d] for d in b - a)
                     return Pair(rows, columns, False)
         return None
+
+
+def integer_hint(extent: Expr, hints: Mapping[str, int]) -> int:
+    """The size of a dim at the first call."""
+    if isinstance(extent, Const):
+        return int(extent.value)
+    return integer(
+        extent, {s.name: hints.get(s.name, 64) for s in walk(extent) if isinstance(s, Size)}
+    )
 
 
 def _has_shape_of_weight(leaf: Leaf) -> bool:

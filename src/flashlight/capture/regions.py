@@ -209,6 +209,7 @@ class Finder:
         if gap is not None:
             self._refuse_node(region, gap)
             return False
+        self._finish_ops(region)
         if region.less < 1:
             self._extend(region)
         self._absorb(region, pairs)
@@ -253,6 +254,18 @@ class Finder:
             if any(e.buffer.name in found for e in self.cells[name].loads()):
                 found.add(name)
         return found
+
+    def _finish_ops(self, region: Region) -> None:
+        """Take the rest of an op of which some step is a member and has no tensor of its own, as the sum inside a mean."""
+        work = [n for n in self._in_order(region.members) if not self.cells[n].tensors]
+        while work:
+            step = work.pop()
+            for cell in (c for node in self.makers[step] for c in self.lifter.made[node]):
+                reads = any(e.buffer.name == step for e in cell.loads())
+                if reads and cell.name not in region.members:
+                    region.members.add(cell.name)
+                    if not cell.tensors:
+                        work.append(cell.name)
 
     def _extend(self, region: Region) -> None:
         """Take what is computed row by row from the results, as long as nothing else wants those."""
@@ -388,6 +401,7 @@ class Finder:
         is_core, is_large = self._is_core(region, pairs), self._is_large(region)
         if region.is_weak:
             taken = is_large and self._would_stand(region, pairs) and self._is_dense(region, pairs)
+            taken = taken or (is_core and self._is_slim(region, pairs))
         else:
             taken = is_core or is_large
         if not taken:
@@ -438,26 +452,49 @@ class Finder:
         read = {e.buffer.name for n in region.paired for e in self.cells[n].loads()}
         return bool(read & self._derived(region) - region.paired)
 
+    def _is_slim(self, region: Region, pairs: Pairs) -> bool:
+        """Whether this is a softmax over few features against a matrix that is given: attention to learned or lone keys."""
+        origins = [n for n in region.paired if pairs.of[n].origin]
+        if not origins or not all(p.is_slim for n in origins for p in pairs.of[n].pairs):
+            return False
+        statistics = {n for n in region.closers if not pairs.of[n].contraction}
+        products = {n for n in region.closers if self.cells[n].contraction}
+        normalised = {side for n in statistics for side in self._sides(n, pairs)}
+        used = {side for n in products for side in self._sides(n, pairs)}
+        return bool(normalised & used) and self._has_exp_sum(region, statistics)
+
+    def _sides(self, name: str, pairs: Pairs) -> Iterator[str]:
+        """Which sides of pairs a closer reduces."""
+        cell = self.cells[name]
+        reduced = set(cell.nest.reduced)
+        for load in cell.loads():
+            known = pairs.of.get(load.buffer.name)
+            for pair in known.pairs if known is not None else ():
+                for side, places in (("rows", pair.rows), ("columns", pair.columns)):
+                    if any(free_dims(load.index[i]) & reduced for i in places):
+                        yield side
+
     def _is_dense(self, region: Region, pairs: Pairs) -> bool:
         """Whether pairs are reduced to statistics, or made of no weights (no MLP), or dwarf all they are made from."""
         if any(not pairs.of[n].contraction for n in region.closers):
             return True
         if not any(pairs.of[n].weighted and pairs.of[n].origin for n in region.paired):
             return True
-        largest = max(self._count(n) for n in region.paired)
-        return largest >= UNNORMALISED_WEIGHT_RATIO * sum(self._boundary(region))
+        return self._largest(region) >= UNNORMALISED_WEIGHT_RATIO * sum(self._boundary(region))
 
     def _is_large(self, region: Region) -> bool:
         """Whether the pairs outnumber every tensor that goes in or comes out."""
-        largest = max(self._count(n) for n in region.paired)
-        return largest > max(self._boundary(region), default=0)
+        return self._largest(region) > max(self._boundary(region), default=0)
+
+    def _largest(self, region: Region) -> int:
+        return max(self._count(n) for n in region.paired)
 
     def _boundary(self, region: Region) -> list[int]:
         names = {
             e.buffer.name
             for n in region.members
             for e in self.cells[n].loads()
-            if e.buffer.name not in region.members
+            if e.buffer.name not in region.members and e.buffer.dtype.is_float
         }
         return [count(n, self.lifter, self.hints) for n in names] + [
             self._count(c.name) for c in region.roots
