@@ -348,13 +348,11 @@ template <class X> FL_INLINE X m_sign(X x) {  // 0 of NaN
   return select(mask(x > 0), X{} + 1, select(mask(x < 0), X{} - 1, X{}));
 }
 
-// max and min: `_nan` propagate NaN; the plain ones return the second operand if either is NaN.
+// max and min: `_nan` propagate NaN; `_any` return the second operand if either is NaN.
 template <class X> FL_INLINE X max_any(X a, X b) { return select(mask(a > b), a, b); }
 template <class X> FL_INLINE X min_any(X a, X b) { return select(mask(a < b), a, b); }
 template <class X> FL_INLINE X max_nan(X a, X b) { return select(mask(a > b) | mask(a != a), a, b); }
 template <class X> FL_INLINE X min_nan(X a, X b) { return select(mask(a < b) | mask(a != a), a, b); }
-template <class X> FL_INLINE X max_num(X a, X b) { return select(mask(a > b) | mask(b != b), a, b); }
-template <class X> FL_INLINE X min_num(X a, X b) { return select(mask(a < b) | mask(b != b), a, b); }
 template <class X> FL_INLINE X fma3(X a, X b, X c) { return a * b + c; }
 
 // Floored division and remainder, with torch's signs; x // 0 and x % 0 of integers are 0 (lanes past a tile's end hold anything).
@@ -453,7 +451,11 @@ template <> struct Contiguous<bf16> {
 template <> struct Contiguous<f16> {
   FL_INLINE static vf32 load(const f16* p) {
     vf32 r;
-#if defined(__F16C__) && !defined(FL_DOUBLE)
+#if defined(__clang__) && (defined(__F16C__) || defined(__aarch64__))
+    V<_Float16> h;
+    __builtin_memcpy(&h, p, sizeof h);
+    r = __builtin_convertvector(h, vf32);
+#elif defined(__F16C__) && !defined(FL_DOUBLE)
     typedef f32 v8 __attribute__((vector_size(32)));
     typedef short s8 __attribute__((vector_size(16)));
     for (int w = 0; w < W; w += 8) {
@@ -724,4 +726,8 @@ FL_INLINE void product(i64 M, i64 n, i64 K, const T* A, i64 am, i64 ak, const T*
 template <class T> void pack(i64 N, i64 K, const T* B, i64 bk, i64 bn, T* P) {
   for (i64 j = 0; j < N; j += W) load_rows<T>(P + j * K, B + j * bn, bn, bk, 0, N - j, 0, K, K);
 }
+#ifdef _OPENMP
 extern "C" int omp_get_thread_num(void);
+#else
+static int omp_get_thread_num() { return 0; }
+#endif
