@@ -259,3 +259,42 @@ def test_results_are_laid_out_as_by_inductor() -> None:
 
 def test_a_query_of_no_rows() -> None:
     check(flashlight.compile(attention), args=qkv(0, 50, 50))
+
+
+class Attention(torch.nn.Module):
+    def forward(self, q: T, k: T, v: T) -> T:
+        return attention(q, k, v)
+
+
+@pytest.mark.slow
+def test_an_exported_package(tmp_path: Any) -> None:
+    args = qkv(44, 50, 50)
+    with flashlight.enabled():
+        exported = torch.export.export(Attention(), args)
+        package = torch._inductor.aoti_compile_and_package(
+            exported, package_path=str(tmp_path / "model.pt2")
+        )
+    assert len(backend.last_report().regions) == 1
+    check(torch._inductor.aoti_load_package(package), args=args)
+
+
+def test_autocast() -> None:
+    def fn(q: T, k: T, v: T) -> T:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return attention(q, k, v)
+
+    args = qkv(47, 50, 50)
+    got, want = flashlight.compile(fn)(*args), fn(*args)
+    assert got.dtype is want.dtype is torch.bfloat16
+    assert len(backend.last_report().regions) == 1
+    torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+
+
+def test_gradients_are_left_to_inductor() -> None:
+    args = tuple(x.requires_grad_() for x in qkv(48, 50, 50))
+    with torch.enable_grad():
+        flashlight.compile(attention)(*args).sum().backward()
+        got = [x.grad for x in args]
+        want = torch.autograd.grad(attention(*args).sum(), args)
+    assert [r.code for r in backend.last_report().refusals] == ["training"]
+    torch.testing.assert_close(got, list(want), rtol=1e-4, atol=1e-5)

@@ -98,8 +98,9 @@ def _build(token: str, device: torch.device) -> Executable | Refusal:
     return built
 
 
-def run(ins: Sequence[torch.Tensor], syms: Sequence[int], token: str) -> list[torch.Tensor]:
-    """Run a region."""
+def run(ins: Sequence[torch.Tensor], syms: Sequence[int] | None, token: str) -> list[torch.Tensor]:
+    """Run a region. AOTInductor hands None for no sizes."""
+    syms = syms or ()
     found = _built.get((token, str(ins[0].device))) or executable(token, ins[0].device)
     if isinstance(found, Refusal):
         return _without_kernels(found, ins, syms, token)
