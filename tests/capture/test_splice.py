@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from flashlight.capture import capture as module
 from flashlight.capture.splice import sort
@@ -176,3 +178,18 @@ def test_sort_keeps_an_order_that_is_right() -> None:
     before = [n.name for n in graph.nodes]
     sort(graph)
     assert [n.name for n in graph.nodes] == before
+
+
+def test_sizes_that_come_up_while_running_are_refused() -> None:
+    def fn(q: T, k: T, v: T, rows: T) -> T:
+        picked = rows.nonzero()[:, 0]
+        torch._check(picked.shape[0] > 2)
+        return attention(q, k[:, :, picked], v[:, :, picked])
+
+    args = (Q, K, V[:, :, :50], torch.arange(50) % 3 == 0)
+    mode = torch._subclasses.FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
+    with mode:
+        fakes = [mode.from_tensor(a) for a in args]
+        traced = make_fx(fn, tracing_mode="real")(*fakes)
+    record = module.capture(traced.graph, Options())
+    assert [r.code for r in record.refusals] == ["unknown-sizes"]

@@ -22,7 +22,14 @@ from flashlight.capture.normalize import (
 from flashlight.capture.record import Record, Taken, warn_once
 from flashlight.capture.regions import Finder, Region
 from flashlight.capture.specialize import features_of, specialize
-from flashlight.capture.splice import Splice, acyclic, apply, shapes_from_inputs
+from flashlight.capture.splice import (
+    Splice,
+    acyclic,
+    apply,
+    device_of,
+    known_sizes,
+    shapes_from_inputs,
+)
 from flashlight.errors import Refusal
 from flashlight.ir.exprs import Size
 from flashlight.ir.nests import Program
@@ -89,7 +96,7 @@ def _tried(
 ) -> tuple[Splice, Taken] | Refusal:
     """A compiled region. An error of ours costs this region only, unless `strict`."""
     try:
-        return _compile(emit(region, lifter, hints), hints, options)
+        return _compile(emit(region, lifter, hints), lifter, hints, options)
     except Exception as error:
         if options.strict:
             raise
@@ -101,16 +108,22 @@ def _tried(
 
 
 def _compile(
-    emitted: Emitted, hints: Mapping[str, int], options: Options
+    emitted: Emitted, lifter: Lifter, hints: Mapping[str, int], options: Options
 ) -> tuple[Splice, Taken] | Refusal:
     """A region's canonical program with kernels that are known to build, or why there are none."""
     origins = origins_of(emitted.program)
     where = origins[-1].line if origins else ""
     if not emitted.inputs:
         return Refusal("no-inputs", "The region reads no tensor.", where)
+    device = device_of(emitted.inputs)
+    if any(n.meta["val"].device != device and n.meta["val"].dim() for n in emitted.inputs):
+        return Refusal("devices", "The region reads tensors of several devices.", where)
     trace.left("lifted", emitted.program)
     program, views, sizes = _canonical(emitted.program)
     trace.left("canonical", program)
+    if not {s.name for s in sizes} <= known_sizes(lifter.graph, lifter.sizes):
+        message = "The region's sizes are not known before the graph runs."
+        return Refusal("unknown-sizes", message, where)
     known = {
         new.name: hints.get(old.name, 64) for new, old in zip(program.sizes, sizes, strict=True)
     }
@@ -118,7 +131,6 @@ def _compile(
     optimized = trace.step("optimize", optimize, program)
     if isinstance(optimized, Refusal):
         return _located(optimized, where)
-    device = emitted.inputs[0].meta["val"].device
     built = executable(token, device)
     if isinstance(built, Refusal):
         return _located(built, where)

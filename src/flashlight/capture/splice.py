@@ -139,7 +139,8 @@ class Writer:
         sources = dict(
             zip((b.name for b in splice.emitted.program.inputs), splice.emitted.inputs, strict=True)
         )
-        ins = [self._view(v, sources[v.source]) for v in splice.views]
+        device = device_of(splice.emitted.inputs)
+        ins = [self._moved(self._view(v, sources[v.source]), device) for v in splice.views]
         syms = [self._size(s) for s in splice.sizes]
         call = self.call(fused, ins, syms, splice.token)
         call.meta["flashlight"] = splice.program.name
@@ -170,6 +171,12 @@ class Writer:
         if view.order != tuple(range(len(view.order))):
             node = self.call(aten.permute.default, node, list(view.order))
         return node
+
+    def _moved(self, node: Node, device: torch.device) -> Node:
+        """A scalar tensor from the CPU, where the kernel finds it."""
+        if node.meta["val"].device == device:
+            return node
+        return self.call(torch.ops.prims.device_put.default, node, device)
 
     def _axis(self, node: Node, at: int, axis: AxisView) -> Node:
         if not axis.sizes:
@@ -260,7 +267,33 @@ class Writer:
             for axis, size in enumerate(val.shape if isinstance(val, torch.Tensor) else ()):
                 for name in _symbol_name(size):
                     found.setdefault(name, partial(self.call, aten.sym_size.int, node, axis))
+                for name, factor in _multiple_of(size):
+                    found.setdefault(name, partial(self._part, node, axis, factor))
         yield from found.items()
+
+    def _part(self, node: Node, axis: int, factor: int) -> Node:
+        size = self.call(aten.sym_size.int, node, axis)
+        return self.call(operator.floordiv, size, factor)
+
+
+def _multiple_of(size: Any) -> Iterator[tuple[str, int]]:
+    """The name and the factor of a size that is a multiple of a symbol."""
+    if not isinstance(size, torch.SymInt):
+        return
+    factor, rest = size.node.expr.as_coeff_Mul()
+    if rest.is_Symbol and factor.is_Integer and factor > 1:
+        yield str(rest), int(factor)
+
+
+def known_sizes(graph: torch.fx.Graph, sizes: Sizes) -> set[str]:
+    """Names of the symbols that are known when the graph is entered."""
+    return {*Writer(graph, Sizes())._symbols, *(str(s) for s in sizes.meaning)}
+
+
+def device_of(inputs: Sequence[Node]) -> torch.device:
+    """Where a region runs: tensors without axes may live on the CPU all the same."""
+    values: list[torch.Tensor] = [n.meta["val"] for n in inputs]
+    return next((v.device for v in values if v.dim()), values[0].device)
 
 
 def _symbol_name(size: Any) -> Iterator[str]:
