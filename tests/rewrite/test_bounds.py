@@ -26,6 +26,9 @@ program p
   input K: bf16[4, S, 64]
   input ids: i64[4, S]
   input length: i64[4]
+  input bias: f32[S, S]
+  input pad: bool[4, S]
+  input slope: f32[4]
   loop (b, q | k)
     carry m (b, q) f32: max {body}
     carry l (b, q) f32: sum exp({body} - ~m) moves exp(-m)
@@ -55,6 +58,11 @@ def bounds_of(body: str) -> Bounds | None:
         ("where(k <= q, SCORE, -inf)", ["0", "0", "q.first + 1", "q.last + 1"]),
         ("SCORE + where(k <= q, 0.0, -inf)", ["0", "0", "q.first + 1", "q.last + 1"]),
         ("where(k <= q, SCORE, -1e10)", ["0", "0", "q.first + 1", "q.last + 1"]),
+        ("where(k <= q, SCORE + bias[q, k], -inf)", ["0", "0", "q.first + 1", "q.last + 1"]),
+        (
+            "where(k <= q, SCORE - slope[b] * (q - k), -1e10)",
+            ["0", "0", "q.first + 1", "q.last + 1"],
+        ),
         (
             "where((k <= q) & (q - k <= 256), SCORE, -inf)",
             ["q.first - 256", "max(0, q.last - 256)", "q.first + 1", "q.last + 1"],
@@ -95,6 +103,12 @@ def test_closed_forms(body: str, expected: list[str]) -> None:
         "where(k <= q, SCORE, -100.0)",  # these keys keep a weight
         "where(k < length[b], SCORE, -1e10)",  # a finite fill, and no row is known to have a live key
         "where(k <= q, SCORE, 0.0)",
+        # a live key may have a score below the fill: the row's maximum is the fill then, and every filled key counts
+        "where(k <= q, SCORE + bias[q, k], -1e10)",
+        "where(k <= q, SCORE - bias[q, k], -1e10)",
+        "where(k <= q, SCORE + 0.5 * bias[q, k], -1e10)",
+        "where(k <= q, SCORE + log(bias[q, k]), -1e10)",
+        "where(k <= q, SCORE + f32(pad[b, k]) * -1e9, -1e10)",
     ],
 )
 def test_nothing_is_skipped(body: str) -> None:

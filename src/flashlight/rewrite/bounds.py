@@ -62,13 +62,8 @@ def loop_bounds(
 def _pass_bounds(
     step: Pass, inputs: frozenset[str], rows: tuple[Dim, ...], col: Dim
 ) -> Bounds | None:
-    if not step.carries:
-        return None
-    live = [liveness(c, inputs) for c in step.carries]
-    condition = simplify(reduce(lambda a, b: Binary("or", a, b), [v.condition for v in live]))
-    if isinstance(condition, Const):
-        return None
-    if any(v.finite for v in live) and not has_live_position(condition, rows, col):
+    condition = _live_condition(step, inputs, rows, col)
+    if condition is None:
         return None
     found = interval(condition, frozenset(rows), col)
     if found.lo is None and found.hi is None and found.full is None:
@@ -88,10 +83,9 @@ def loop_skips(
 
 
 def _pass_skip(step: Pass, inputs: frozenset[str], rows: tuple[Dim, ...], col: Dim) -> Expr | None:
-    if not step.carries:
+    condition = _live_condition(step, inputs, rows, col)
+    if condition is None:
         return None
-    live = [liveness(c, inputs) for c in step.carries]
-    condition = simplify(reduce(lambda a, b: Binary("or", a, b), [v.condition for v in live]))
     nodes = list(walk(condition))
     loaded = [n for n in nodes if isinstance(n, Load)]
     if not any(free_dims(n) & {*rows, col} for n in loaded) or len(nodes) > _CHEAP_NODES:
@@ -100,12 +94,24 @@ def _pass_skip(step: Pass, inputs: frozenset[str], rows: tuple[Dim, ...], col: D
         n.buffer.name not in inputs for n in loaded
     ):
         return None
-    if any(v.finite for v in live) and not has_live_position(condition, rows, col):
-        return None
     return condition
 
 
 _CHEAP_NODES = 60
+
+
+def _live_condition(
+    step: Pass, inputs: frozenset[str], rows: tuple[Dim, ...], col: Dim
+) -> Expr | None:
+    """Outside of which positions no carry of a pass changes; None if that is all of them, or rests on an unproved live key."""
+    if not step.carries:
+        return None
+    live = reduce(_or, [liveness(c, inputs) for c in step.carries])
+    if isinstance(live.condition, Const):
+        return None
+    if live.finite and (live.doubtful or not has_live_position(live.condition, rows, col)):
+        return None
+    return live.condition
 
 
 # -- When does an element matter?
@@ -117,10 +123,13 @@ class Live:
 
     Attributes:
         finite: this rests on a finite fill, and so on the row having some live element that outweighs it.
+        doubtful: an element that is live may still be no more than the fill, for a term that is read as it stands (a bias, a mask)
+            can be -inf or a fill of its own.
     """
 
     condition: Expr
     finite: bool = False
+    doubtful: bool = False
 
 
 _ALWAYS = Live(TRUE)
@@ -161,14 +170,38 @@ def _not_least(expr: Expr) -> Live:
             return _branches(c, _not_least(a), _not_least(b))
         case Binary("add", a, b):
             return _and(_not_least(a), _not_least(b))
-        case Binary("sub", a, _):
-            return _not_least(a)
+        case Binary("sub", a, b):
+            return _and(_not_least(a), Live(TRUE, doubtful=_may_mask(b)))
         case Binary("mul" | "div", a, Const(value, _)) if value > 0:
             return _not_least(a)
         case Cast(x, dtype) if dtype.is_float and dtype_of(x).is_float:
             return _not_least(x)
         case _:
-            return _ALWAYS
+            return Live(TRUE, doubtful=_may_mask(expr))
+
+
+def _may_mask(expr: Expr) -> bool:
+    """Whether a term of a score can be infinite or huge by itself: not a contraction, a position, or a multiple of these."""
+    match expr:
+        case Const(value, _):
+            return abs(value) >= -HUGE_FILL
+        case Load(buffer, _):
+            return buffer.dtype.is_float
+        case Reduce() | Unary("anchor" | "tanh" | "sigmoid" | "sin" | "cos" | "erf", _):
+            return False
+        case Binary("mul", a, b):
+            factors = [f for f in (a, b) if not isinstance(f, Const)]
+            return _may_mask_const(a, b) or all(_may_mask(f) for f in factors)
+        case Binary("div", a, _):
+            return _may_mask(a)
+        case Unary("log" | "log2" | "log1p", x):
+            return any(isinstance(n, Load | Reduce) for n in walk(x))
+        case _:
+            return any(_may_mask(c) for c in children(expr))
+
+
+def _may_mask_const(*factors: Expr) -> bool:
+    return any(isinstance(f, Const) and _may_mask(f) for f in factors)
 
 
 def _not_zero(expr: Expr) -> Live:
@@ -207,15 +240,18 @@ def _branches(c: Expr, a: Live, b: Live) -> Live:
 
 def _and(a: Live, b: Live) -> Live:
     """Either factor vanishing is enough; a finite fill is relied on only where it decides."""
+    doubtful = a.doubtful or b.doubtful
     if a.condition is TRUE:
-        return b
+        return Live(b.condition, b.finite, doubtful)
     if b.condition is TRUE:
-        return a
-    return Live(simplify(Binary("and", a.condition, b.condition)), a.finite or b.finite)
+        return Live(a.condition, a.finite, doubtful)
+    condition = simplify(Binary("and", a.condition, b.condition))
+    return Live(condition, a.finite or b.finite, doubtful)
 
 
 def _or(a: Live, b: Live) -> Live:
-    return Live(simplify(Binary("or", a.condition, b.condition)), a.finite or b.finite)
+    condition = simplify(Binary("or", a.condition, b.condition))
+    return Live(condition, a.finite or b.finite, a.doubtful or b.doubtful)
 
 
 def has_live_position(condition: Expr, rows: tuple[Dim, ...], col: Dim) -> bool:
