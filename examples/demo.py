@@ -1,15 +1,13 @@
 """What `make demo` shows: one attention variant in plain PyTorch becomes one kernel; values, time and memory beside eager."""
 
 import math
-import statistics
 import sys
-import time
-from pathlib import Path
 
 import torch
 
 import flashlight
 from flashlight.backend import flashlight as backend
+from flashlight.bench.measure import relative_error, side_by_side, workspace
 
 
 def attention(q, k, v, slopes):
@@ -33,50 +31,6 @@ def inputs(device):
     return q, k, v, slopes
 
 
-def milliseconds(call, device, seconds=1.5):
-    """Median time of a call."""
-    call()
-    times = []
-    end = time.perf_counter() + seconds
-    while len(times) < 5 or time.perf_counter() < end:
-        if device == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(times)
-
-
-def workspace(call, device):
-    """Peak MiB of one call beyond what was there before it; None where the system does not say."""
-    if device == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        call()
-        return (torch.cuda.max_memory_allocated() - before) / 2**20
-    try:
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: start a new peak
-        before = _status("VmRSS")
-        call()
-        return (_status("VmHWM") - before) / 1024
-    except OSError:
-        return None
-
-
-def _status(field):
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1])
-    raise OSError(field)
-
-
-def error(x, exact):
-    return ((x.double() - exact).norm() / exact.norm()).item()
-
-
 def main():
     device = "cuda" if torch.cuda.is_available() else "cpu"
     args = inputs(device)
@@ -96,20 +50,23 @@ def main():
         got, eager = ours(*args), attention(*args)
         one = [a[-1:, -1:] for a in args[:3]] + [args[3][-1:]]
         exact = attention(*(a.double() for a in one))
-        mine, theirs = error(got[-1:, -1:], exact), error(eager[-1:, -1:], exact)
+        mine, theirs = (relative_error(x[-1:, -1:], exact) for x in (got, eager))
         good = mine <= 2 * theirs + 4 * torch.finfo(eager.dtype).eps
         print(
             f"error against float64: {mine:.1e}, eager's {theirs:.1e}: {'ok' if good else 'WRONG'}\n"
         )
 
+        calls = {
+            label: lambda fn=fn: fn(*args)
+            for label, fn in (("eager", attention), ("torch.compile", stock), ("flashlight", ours))
+        }
+        times = side_by_side(calls, device=torch.device(device), milliseconds=500)
         print(f"{'':14s}{'ms':>10s}{'speed-up':>10s}{'workspace':>14s}")
-        base = None
-        for label, fn in (("eager", attention), ("torch.compile", stock), ("flashlight", ours)):
-            ms = milliseconds(lambda fn=fn: fn(*args), device)
-            base = base or ms
-            peak = workspace(lambda fn=fn: fn(*args), device)
-            memory = "" if peak is None else f"{peak:.1f} MiB"
-            print(f"{label:14s}{ms:10.2f}{base / ms:9.1f}x{memory:>14s}")
+        for label, call in calls.items():
+            ms = times[label].median
+            used = workspace(call, torch.device(device))
+            memory = "" if used is None else f"{used:.1f} MiB"
+            print(f"{label:14s}{ms:10.2f}{times['eager'].median / ms:9.1f}x{memory:>14s}")
     count = len(report.kernels)
     print(f"\n{count} kernel{'' if count == 1 else 's'}")
     return 0 if good and count == 1 and not report.materialized else 1

@@ -83,12 +83,22 @@ def _smoke() -> list[Cell]:
 
 
 def _cpu() -> list[Cell]:
-    names = ("vanilla", "alibi", "softcap", "causal", "window", "prefix", "document")
-    head = Shape(1, 8, 8, 2048, 64)
+    """Heads of 64, B=1 H=8: lengths for what the library has by hand, the others at 128 and 2048, one long sequence."""
+    f32 = torch.float32
+
+    def at(length: int, heads: int = 8) -> Shape:
+        return Shape(1, heads, heads, length, 64)
+
     return [
-        *(Cell(name, head, torch.float32) for name in names),
-        Cell("diff", Shape(1, 8, 8, 2048, 64), torch.float32),
-        Cell("evoformer", Shape(1, 4, 4, 256, 32, rows=16), torch.float32),
+        *(Cell(name, at(s), f32) for name in ("vanilla", "causal") for s in (128, 512, 2048, 8192)),
+        *(
+            Cell(name, at(s), f32)
+            for name in ("alibi", "softcap", "window", "prefix", "document", "diff")
+            for s in (128, 2048)
+        ),
+        *(Cell(name, at(s), BRAIN) for name in ("vanilla", "causal") for s in (512, 2048)),
+        Cell("evoformer", Shape(1, 4, 4, 256, 32, rows=16), f32),
+        *(Cell(name, at(16384, heads=2), f32) for name in ("causal", "alibi")),
     ]
 
 

@@ -2,7 +2,8 @@
 
 Lanes. If the kernel has products and rows, vector lanes run along rows: every row statistic is a vector, folds over columns need
 nothing across lanes, and in both products of attention the loaded tile (K, V) is read element by element from where it lies while
-Q and the weights are already in vectors (so that even a single row reads K faster than it could be transposed). Otherwise lanes run along the innermost axis of each loop nest.
+Q and the weights are already in vectors (so that even a single row reads K faster than it could be transposed). Otherwise lanes run
+along the innermost axis of each loop nest.
 
 Nothing is padded: loops over an axis end where its dims do, and the last vector is loaded and stored in part.
 Elementwise operations are fused (`cpp_tree`); what must survive a nest is a tile in the thread's workspace (`cpp_memory`).
