@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import threading
 from pathlib import Path
 
@@ -86,3 +87,16 @@ def test_lock_is_exclusive() -> None:
         order.append("first")
     thread.join()
     assert order == ["first", "second"]
+
+
+def test_without_a_home_files_go_where_temporary_ones_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FLASHLIGHT_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert cache.root() == tmp_path / "home" / "flashlight"
+    monkeypatch.setattr(os, "access", lambda place, mode: False)
+    assert cache.root() == tmp_path / f"flashlight_{os.getuid()}"
+    cache.store(KEY, {"kernel.py": "x = 1\n"})
+    assert cache.load(KEY) == {"kernel.py": "x = 1\n"}

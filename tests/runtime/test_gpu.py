@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
+from flashlight.errors import CompileError, Refusal
 from flashlight.ir.text import parse_program
-from flashlight.rewrite.tile import HOPPER, candidates, instances
-from flashlight.runtime import gpu
+from flashlight.options import Options
+from flashlight.rewrite.tile import HOPPER, Schedule, candidates, instances
+from flashlight.runtime import gpu, op
+from flashlight.runtime.executable import device_of
 from tests.support.loops import CASES, DOT, attention
 
 HINTS = {"S": 4096, "T": 4096}
@@ -31,10 +38,21 @@ def test_axes_of_one_element_do_not_matter() -> None:
     assert gpu.unit_axis((1, 1), (3, 5), 2) == -1
 
 
-def test_wide_strides() -> None:
-    assert not gpu.is_wide(torch.empty(4, 64))
-    assert gpu.is_wide(torch.empty(1, device="meta").as_strided((1 << 9, 1 << 10), (1 << 23, 1)))
-    assert not gpu.is_wide(torch.empty(1, device="meta").as_strided((1, 1 << 10), (1 << 33, 1)))
+def _meta(shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty(1, device="meta").as_strided(shape, strides)
+
+
+def test_offsets_within_tiles_beyond_31_bits() -> None:
+    assert not gpu.is_wide(torch.empty(4, 64), (0, 1))
+    assert gpu.is_wide(_meta((1 << 9, 1 << 10), (1 << 23, 1)), (0, 1))
+    assert gpu.is_wide(_meta((1 << 11, 1 << 21), (1 << 21, 1)), (0, 1)), "1024 rows of a tile"
+    assert not gpu.is_wide(_meta((1 << 9, 1 << 10), (1 << 23, 1)), (1,)), "one row of it at a time"
+
+
+def test_tiles_lie_along_rows_columns_and_features() -> None:
+    step = _step(attention())
+    assert step.tiled["K"] == {2, 3}, "batches and heads are single positions"
+    assert step.tiled["O"] == {2, 3}
 
 
 def test_precision_follows_torch() -> None:
@@ -79,3 +97,172 @@ def test_heaviest_tiles_first(score: str, descending: bool) -> None:
     schedule = gpu.schedules_for(program, program.loops[0], HINTS, HOPPER)[0]
     assert schedule.bounds
     assert schedule.descending is descending
+
+
+# -- Launches, with a launcher that only writes down what it is given.
+
+SMALL = {"S": 70, "T": 50}
+
+
+def _step(text: str, sizes: dict[str, int] = SMALL) -> gpu.Step:
+    program = parse_program(text)
+    schedules = gpu.schedules_for(program, program.loops[0], sizes, HOPPER)
+    return gpu.Step.of(program, 0, schedules, "off")
+
+
+def _tensors(step: gpu.Step, sizes: dict[str, int] = SMALL) -> dict[str, torch.Tensor]:
+    buffers = (*step.kernel.reads, *step.kernel.writes)
+    return {b.name: gpu.empty(b, sizes, torch.device("cpu")) for b in buffers}
+
+
+class Launcher:
+    """Stands for every compiled kernel: `fails` says which schedules do not run."""
+
+    def __init__(self, fails: Callable[[Schedule], Exception | None] = lambda _: None) -> None:
+        self.fails = fails
+        self.launched: list[tuple[Schedule, tuple[int, ...], tuple[Any, ...]]] = []
+
+    def start(self, plan: gpu.Plan, tensors: Any, sizes: Any) -> Any:
+        error = self.fails(plan.schedule)
+        if error is not None:
+            raise error
+        launched = self.launched
+
+        class Function:
+            def __getitem__(self, grid: tuple[int, ...]) -> Any:
+                return lambda *a, **_: launched.append((plan.schedule, grid, a))
+
+        replaced = gpu.Plan(plan.schedule, plan.kernel, plan.source, Function())
+        return self.really(replaced, tensors, sizes)
+
+    really = staticmethod(gpu.start)
+
+    @property
+    def schedules(self) -> list[Schedule]:
+        return [schedule for schedule, _, _ in self.launched]
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Launcher], Launcher]:
+    """Makes a launcher take the place of the device."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("FLASHLIGHT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(gpu, "load_function", lambda source: None)
+    monkeypatch.setattr(gpu, "_set_allocator", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "none")
+
+    def put(launcher: Launcher) -> Launcher:
+        monkeypatch.setattr(gpu, "start", launcher.start)
+        return launcher
+
+    return put
+
+
+def _out_of_resources() -> Exception:
+    from triton.runtime.errors import OutOfResources
+
+    return OutOfResources(1 << 20, 227 << 10, "shared memory")
+
+
+def test_arguments_are_pointers_strides_and_sizes(install: Any) -> None:
+    launcher = install(Launcher())
+    step = _step(attention())
+    tensors = _tensors(step)
+    tensors["K"] = tensors["K"].transpose(1, 2).contiguous().transpose(1, 2)
+    step.launch(tensors, SMALL)
+    step.launch(tensors, SMALL)
+    (first, grid, arguments), (second, _, _) = launcher.launched[-2:]
+    assert first is second
+    assert grid == (instances(first, SMALL),)
+    (plan,) = step.plans.values()
+    expected: list[Any] = []
+    for p in plan.source.parameters:
+        match p.kind:
+            case "pointer":
+                expected.append(tensors[p.of])
+            case "stride":
+                expected.append(tensors[p.of].stride(p.axis))
+            case "size":
+                expected.append(SMALL[p.of])
+    assert all(a is e or a == e for a, e in zip(arguments, expected, strict=True))
+
+
+def test_no_rows_launch_nothing(install: Any) -> None:
+    launcher = install(Launcher())
+    sizes = {"S": 0, "T": 50}
+    step = _step(attention(), sizes)
+    step.launch(_tensors(step, sizes), sizes)
+    assert not launcher.launched
+    sizes = {"S": 70, "T": 0}
+    step.launch(_tensors(step, sizes), sizes)
+    assert launcher.launched, "no columns still give rows"
+
+
+def test_a_schedule_that_does_not_fit_is_passed_over(install: Any) -> None:
+    step = _step(attention(), HINTS)
+    bad = step.schedules[: len(step.schedules) - 1]
+    assert len(bad) > 5, "more than are tried where all run"
+    launcher = install(Launcher(lambda s: _out_of_resources() if s in bad else None))
+    step.launch(_tensors(step), SMALL)
+    assert set(launcher.schedules) == {step.schedules[-1]}
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("PassManager::run failed"), None], ids=["passes", "resources"]
+)
+def test_where_no_schedule_runs_the_program_does(install: Any, error: Exception | None) -> None:
+    install(Launcher(lambda _: error or _out_of_resources()))
+    program = parse_program(CASES["vanilla"].program)
+    built = gpu.build(program, torch.device("cuda"), Options(), SMALL)
+    assert not isinstance(built, Refusal)
+    inputs = [gpu.empty(b, SMALL, torch.device("cpu")).normal_() for b in program.inputs]
+    sizes = [SMALL[s.name] for s in program.sizes]
+    with pytest.raises(CompileError):
+        built(inputs, sizes)
+    token = op.token_of(program, SMALL, Options())
+    op._built[token, "cpu"] = built
+    with pytest.warns(UserWarning, match="without kernels"):
+        results = op.run(inputs, sizes, token)
+    assert [tuple(t.shape) for t in results] == [(2, 2, 70, 64)]
+    assert isinstance(op._built.pop((token, "cpu")), Refusal)
+
+
+def test_memory_that_runs_out_is_not_ours(install: Any) -> None:
+    install(Launcher(lambda _: torch.OutOfMemoryError("none left")))
+    step = _step(attention())
+    with pytest.raises(torch.OutOfMemoryError):
+        step.launch(_tensors(step), SMALL)
+
+
+def test_a_remembered_schedule_is_tried_again(install: Any) -> None:
+    first = _step(attention())
+    launcher = install(Launcher())
+    first.launch(_tensors(first), SMALL)
+    chosen = launcher.schedules[0]
+    again = install(Launcher(lambda s: _out_of_resources() if s == chosen else None))
+    second = _step(attention())
+    second.launch(_tensors(second), SMALL)
+    assert again.schedules
+    assert chosen not in again.schedules
+
+
+def test_schedules_are_remembered_by_sizes_types_and_dims(install: Any) -> None:
+    facts = gpu.Facts()
+    texts = [
+        attention(sizes=(1, 2, 64, 64)),
+        attention(sizes=(1, 2, 64, 256)),
+        attention(sizes=(1, 2, 64, 64), D=128, E=128),
+        attention(sizes=(1, 2, 64, 64)).replace("K: f16", "K: bf16"),
+    ]
+    keys = []
+    for text in texts:
+        step = _step(text, {})
+        keys.append(step.key(facts, _tensors(step, {}), {}))
+    assert all(a != b for n, a in enumerate(keys) for b in keys[:n])
+
+
+def test_numbers_may_live_on_the_cpu() -> None:
+    number, matrix = torch.tensor(1.0), torch.empty(2, 2, device="meta")
+    assert device_of([number, matrix]).type == "meta"
+    assert device_of([number]).type == "cpu"

@@ -41,7 +41,13 @@ def test_quick_takes_the_fastest_that_agrees() -> None:
 
 
 def test_nothing_runs() -> None:
-    assert choose([FIRST, SECOND], "quick", trials({FIRST: None, SECOND: None})) is FIRST
+    assert choose([FIRST, SECOND], "quick", trials({FIRST: None, SECOND: None})) is None
+
+
+def test_what_does_not_run_does_not_count() -> None:
+    many = [replace(FIRST, row_block=n) for n in range(1, 10)]
+    found = {s: None for s in many[:-1]} | {many[-1]: Trial(0)}
+    assert choose(many, "off", trials(found)) is many[-1]
 
 
 def test_max_varies_stages_and_warps() -> None:

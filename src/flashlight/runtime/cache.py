@@ -22,12 +22,28 @@ FORMAT = 1
 
 
 def root() -> Path:
-    """The cache's folder: $FLASHLIGHT_CACHE_DIR, or flashlight under the user's cache folder."""
+    """The cache's folder: $FLASHLIGHT_CACHE_DIR, or flashlight under the user's cache folder.
+
+    Where that cannot be written (a container without a home), a folder of the user's under that for temporary files.
+    """
     named = os.environ.get("FLASHLIGHT_CACHE_DIR")
     if named:
         return Path(named)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "flashlight"
+    folder = Path(base) / "flashlight"
+    return folder if _is_usable(folder) else _temporary()
+
+
+def _temporary() -> Path:
+    return Path(tempfile.gettempdir()) / f"flashlight_{os.getuid()}"
+
+
+def _is_usable(folder: Path) -> bool:
+    """Whether the folder is the user's own, or can be made."""
+    there = next(place for place in (folder, *folder.parents) if os.path.exists(place))
+    if there == folder and there.stat().st_uid != os.getuid():
+        return False
+    return os.access(there, os.W_OK | os.X_OK)
 
 
 def key_of(parts: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
@@ -17,13 +17,13 @@ from typing import Any, Literal
 import torch
 
 from flashlight import trace
-from flashlight.codegen.blocks import Kernel
+from flashlight.codegen.blocks import Fetch, Kernel, Span, Store, walk
 from flashlight.codegen.lower import lower
 from flashlight.codegen.triton import Choices, Precision, Source, descriptor_candidates, emit
 from flashlight.errors import CompileError, Refusal
 from flashlight.ir.exprs import Buffer
 from flashlight.ir.nests import Carry, Loop, Program
-from flashlight.ir.text import names_in, print_statement
+from flashlight.ir.text import names_in, print_buffer, print_expr, print_statement
 from flashlight.rewrite.bounds import loop_bounds, loop_skips
 from flashlight.rewrite.ranges import GRAIN, ranges_of
 from flashlight.rewrite.split_accumulators import components, split_accumulators
@@ -42,14 +42,13 @@ from flashlight.rewrite.tile import (
     with_bounds,
 )
 from flashlight.runtime import cache
-from flashlight.runtime.executable import KernelInfo
+from flashlight.runtime.executable import KernelInfo, device_of
 from flashlight.runtime.tune import Mode, Trial, choose, remember, remembered, variations
 from flashlight.runtime.types import TORCH_TYPES
 
 SHORTEST = 512
 """Rows and columns from which it pays to find out first which tiles a mask of data leaves."""
 
-_LARGE_STRIDE = 1 << 23  # a stride from which an offset within a tile could pass 2^31
 _INTERPRETING = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
@@ -218,6 +217,7 @@ class Step:
         schedules: the preferred first.
         kernel: the block program of the preferred schedule.
         readable: buffers that descriptors could read.
+        tiled: for each buffer, the axes along which its tiles lie.
         plans: by facts, chosen at the first call that has them.
     """
 
@@ -227,6 +227,7 @@ class Step:
     schedules: tuple[Schedule, ...]
     kernel: Kernel
     readable: tuple[str, ...]
+    tiled: Mapping[str, frozenset[int]]
     mode: Mode
     plans: dict[Facts, Plan] = field(default_factory=dict)
 
@@ -237,13 +238,15 @@ class Step:
         name = _identifier(program.name) + suffix
         kernel = lower(loop, schedules[0], name)
         readable = tuple(sorted(descriptor_candidates(kernel))) if schedules[0].tma else ()
-        return Step(loop, name, print_statement(loop), tuple(schedules), kernel, readable, mode)
+        text = print_statement(loop)
+        return Step(loop, name, text, tuple(schedules), kernel, readable, tiled_axes(kernel), mode)
 
     # -- Sources.
 
     def facts(self, tensors: Mapping[str, torch.Tensor]) -> Facts:
         descriptors = tuple((name, describable_axis(tensors[name])) for name in self.readable)
-        return Facts(descriptors, any(map(is_wide, tensors.values())), f32_precision())
+        wide = any(is_wide(t, self.tiled.get(name, frozenset())) for name, t in tensors.items())
+        return Facts(descriptors, wide, f32_precision())
 
     def source(self, schedule: Schedule, kernel: Kernel, facts: Facts) -> Source:
         target: Literal["cuda", "hip", "interpret"] = "hip" if torch.version.hip else "cuda"
@@ -274,36 +277,40 @@ class Step:
     def choose(
         self, facts: Facts, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
     ) -> Plan:
-        """The plan for calls with these facts."""
+        """The plan for calls with these facts. Raises CompileError where no schedule runs on the device."""
         if _INTERPRETING:
-            return self.plan(self.schedules[0], facts)
-        if torch.cuda.is_current_stream_capturing():
             return self.plan(self.schedules[0], facts)
         key = self.key(facts, tensors, sizes)
         known = remembered(key, self.schedules[0])
-        if known is not None:
-            return self.plan(known, facts)
-        reference: dict[str, torch.Tensor] = {}
-
-        def trial(schedule: Schedule, timed: bool) -> Trial | None:
-            return self.trial(schedule, timed, facts, tensors, sizes, reference)
-
-        schedule = choose(variations(self.schedules, self.mode), self.mode, trial)
+        if torch.cuda.is_current_stream_capturing():  # nothing may be timed or compared
+            return self.plan(known or self.schedules[0], facts)
+        tried = _Trials(self, facts, tensors, sizes)
+        if known is not None and tried(known, False) is not None:
+            return tried.plans[known]
+        schedule = choose(variations(self.schedules, self.mode), self.mode, tried)
+        if schedule is None:
+            message = f"No schedule of '{self.name}' runs on this device: {tried.error}"
+            raise CompileError(message)
         trace.say(2, "tune", "%s: %s", self.name, schedule)
         remember(key, schedule)
-        return self.plan(schedule, facts)
+        return tried.plans[schedule]
 
     def key(
         self, facts: Facts, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
     ) -> dict[str, str]:
-        """What a tuned schedule is for: the loop, the class of sizes, the device and the versions."""
+        """What a tuned schedule is for: the kernel, the class of sizes, the device and the versions."""
         import triton
 
         device = next(iter(tensors.values())).device
         classes = {name: max(0, n - 1).bit_length() for name, n in sizes.items()}
+        dims = (*self.loop.kept, *self.loop.loop)
+        extents = {d.name: print_expr(d.extent) for d in dims}
         return {
             "kind": "schedule",
             "program": self.text,
+            "buffers": repr(list(map(print_buffer, (*self.kernel.reads, *self.kernel.writes)))),
+            "extents": repr(extents),
+            "default": str(self.schedules[0]),
             "facts": repr(facts),
             "sizes": repr(sorted(classes.items())),
             "mode": self.mode,
@@ -312,32 +319,6 @@ class Step:
             "triton": triton.__version__,
             "package": cache.package_fingerprint(),
         }
-
-    def trial(
-        self,
-        schedule: Schedule,
-        timed: bool,
-        facts: Facts,
-        tensors: Mapping[str, torch.Tensor],
-        sizes: Mapping[str, int],
-        reference: dict[str, torch.Tensor],
-    ) -> Trial | None:
-        """Run a schedule on the call's own tensors; results of the first become the reference of the others."""
-        from triton.runtime.errors import OutOfResources, PTXASError
-
-        try:
-            plan = self.plan(schedule, facts)
-            compiled = start(plan, tensors, sizes)
-        except (OutOfResources, PTXASError, CompileError):
-            return None
-        spills = int(getattr(compiled, "n_spills", 0) or 0)
-        names = [g.name for g in self.loop.gives]
-        agrees = all(_close(tensors[n], reference[n]) for n in names if n in reference)
-        if timed and not reference:
-            reference.update({n: tensors[n].clone() for n in names})
-        if not timed:
-            return Trial(spills)
-        return Trial(spills, milliseconds(lambda: start(plan, tensors, sizes)), agrees)
 
     def info(self, hints: Mapping[str, int]) -> KernelInfo:
         plan = next(iter(self.plans.values()), None)
@@ -355,8 +336,61 @@ class Step:
         )
 
 
+@dataclass
+class _Trials:
+    """Runs schedules on a call's own tensors; results of the first become the reference of the others.
+
+    Attributes:
+        plans: of the schedules that ran.
+        error: what the last one that did not run raised.
+    """
+
+    step: Step
+    facts: Facts
+    tensors: Mapping[str, torch.Tensor]
+    sizes: Mapping[str, int]
+    plans: dict[Schedule, Plan] = field(default_factory=dict)
+    reference: dict[str, torch.Tensor] = field(default_factory=dict)
+    error: Exception | None = None
+
+    def __call__(self, schedule: Schedule, timed: bool) -> Trial | None:
+        """What came of a schedule, or None where it does not compile or does not fit the device."""
+        try:
+            plan = self.step.plan(schedule, self.facts)
+            compiled = start(plan, self.tensors, self.sizes)
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            self.error = error
+            return None
+        self.plans[schedule] = plan
+        spills = int(getattr(compiled, "n_spills", 0) or 0)
+        if not timed:
+            return Trial(spills)
+        names = [g.name for g in self.step.loop.gives]
+        if not self.reference:
+            self.reference.update({n: self.tensors[n].clone() for n in names})
+        agrees = all(_close(self.tensors[n], self.reference[n]) for n in names)
+        time = milliseconds(lambda: start(plan, self.tensors, self.sizes))
+        return Trial(spills, time, agrees)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether an error says that a kernel does not compile or does not fit: Triton's own, or one of the passes below it.
+
+    Those raise RuntimeError, as do launches; memory that runs out is the caller's affair.
+    """
+    from triton.compiler.errors import CompilationError
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    if isinstance(error, torch.OutOfMemoryError):
+        return False
+    kinds = (CompileError, CompilationError, OutOfResources, PTXASError, RuntimeError)
+    return isinstance(error, kinds)
+
+
 def start(plan: Plan, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> Any:
-    """Launch a kernel; returns what Triton compiled."""
+    """Launch a kernel on its tensors' device; returns what Triton compiled."""
     grid = 1
     for g in plan.kernel.grid:
         grid *= evaluate(g.count, sizes)
@@ -373,9 +407,10 @@ def start(plan: Plan, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, i
                 arguments.append(sizes[p.of])
     if plan.source.uses_descriptors:
         _set_allocator()
-    return plan.function[(grid,)](
-        *arguments, num_warps=plan.schedule.warps, num_stages=plan.schedule.stages
-    )
+    with torch.cuda.device_of(next(iter(tensors.values()))):  # Triton takes the current one
+        return plan.function[(grid,)](
+            *arguments, num_warps=plan.schedule.warps, num_stages=plan.schedule.stages
+        )
 
 
 class GpuExecutable:
@@ -392,8 +427,8 @@ class GpuExecutable:
 
     def __call__(self, inputs: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
         known = {s.name: int(n) for s, n in zip(self.program.sizes, sizes, strict=True)}
-        tensors = {b.name: t for b, t in zip(self.program.inputs, inputs, strict=True)}
-        device = inputs[0].device
+        device = device_of(inputs)
+        tensors = {b.name: t.to(device) for b, t in zip(self.program.inputs, inputs, strict=True)}
         for step in self.steps:
             for give in step.loop.gives:
                 tensors[give.name] = empty(give.buffer, known, device)
@@ -427,12 +462,19 @@ def unit_axis(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> in
     return unit
 
 
-def is_wide(t: torch.Tensor) -> bool:
-    """Whether an offset within a tile of the tensor could pass 2^31."""
-    return any(
-        size > 1 and stride >= _LARGE_STRIDE and size * stride >= 1 << 31
-        for size, stride in zip(t.shape, t.stride(), strict=True)
-    )
+def tiled_axes(kernel: Kernel) -> dict[str, frozenset[int]]:
+    """For each buffer, the axes along which its tiles lie (but for gathered ones, whose offsets have 64 bits anyway)."""
+    found: dict[str, frozenset[int]] = {}
+    for op in walk(kernel.body):
+        if isinstance(op, Fetch | Store):
+            spans = frozenset(n for n, s in enumerate(op.index) if isinstance(s, Span))
+            found[op.buffer.name] = found.get(op.buffer.name, frozenset()) | spans
+    return found
+
+
+def is_wide(t: torch.Tensor, tiled: Iterable[int]) -> bool:
+    """Whether an offset within a tile over some of a tensor's axes could pass 2^31 (a tile may start before the tensor does)."""
+    return sum(t.shape[n] * t.stride(n) for n in tiled) >= 1 << 30
 
 
 def f32_precision() -> Precision:

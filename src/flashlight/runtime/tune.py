@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from flashlight.runtime import cache
 
 Mode = Literal["off", "quick", "max"]
 HOW_MANY = {"off": 5, "quick": 5, "max": 40}
-"""Schedules that are tried at most: without tuning, until one does not spill."""
+"""Schedules that are run at most: without tuning, until one does not spill."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Trial:
 
 def choose(
     schedules: Sequence[Schedule], mode: Mode, trial: Callable[[Schedule, bool], Trial | None]
-) -> Schedule:
-    """The schedule to use.
+) -> Schedule | None:
+    """The schedule to use, or None where none of them runs.
 
     Args:
         schedules: the preferred first.
@@ -44,7 +45,9 @@ def choose(
         trial: runs a schedule, timed if the second argument is True; None where it does not fit the device.
     """
     tried: list[tuple[Schedule, Trial]] = []
-    for schedule in schedules[: HOW_MANY[mode]]:
+    for schedule in schedules:
+        if len(tried) == HOW_MANY[mode]:
+            break
         found = trial(schedule, mode != "off")
         if found is None:
             continue
@@ -53,7 +56,7 @@ def choose(
             return schedule
     good = [(s, t) for s, t in tried if t.agrees]
     if not good:
-        return schedules[0]
+        return None
     if mode == "off":
         return min(good, key=lambda item: item[1].spills)[0]
     return min(good, key=lambda item: item[1].milliseconds or 0.0)[0]
@@ -90,6 +93,7 @@ def remembered(parts: Mapping[str, str], default: Schedule) -> Schedule | None:
 
 
 def remember(parts: Mapping[str, str], schedule: Schedule) -> None:
-    """Keep what tuning chose."""
+    """Keep what tuning chose, if there is room."""
     values = {name: getattr(schedule, name) for name in _TUNED}
-    cache.store(parts, {"schedule.json": json.dumps(values)})
+    with contextlib.suppress(OSError):
+        cache.store(parts, {"schedule.json": json.dumps(values)})
