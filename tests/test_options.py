@@ -69,6 +69,4 @@ def test_names() -> None:
         "verify",
         "debug",
         "dump",
-        "cache_dir",
-        "target",
     }

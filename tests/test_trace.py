@@ -8,6 +8,21 @@ from pathlib import Path
 import pytest
 
 from flashlight import trace
+from flashlight.errors import VerifyError
+from flashlight.ir.nests import Program
+from flashlight.ir.text import parse_program
+
+# The second carry moves as if it were weighted by exp(max), which is not so.
+UNLAWFUL = """
+program p
+  dim q: 4, k: 8
+  input X: f32[4, 8]
+  loop (q | k)
+    carry m (q) f32: max X[q, k]
+    carry a (q) f32: sum X[q, k] moves exp(-m)
+    give y (q) f32 = a
+  output y
+"""
 
 
 def double(text: str) -> str:
@@ -62,7 +77,7 @@ def test_a_compilation_has_settings_of_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("FLASHLIGHT_DEBUG", "1")
-    with trace.using(0, str(tmp_path)):
+    with trace.using(trace.Settings(dump=str(tmp_path))):
         assert trace.level() == 0
         with trace.region("r"):
             assert trace.listens()
@@ -82,3 +97,13 @@ def test_rules_are_named_with_their_place(
     said = capsys.readouterr().err
     assert "simplify.py:" in said
     assert "q + 0 -> q" in said
+
+
+def test_passes_are_verified_where_that_is_asked_for() -> None:
+    def wrong(program: Program) -> Program:
+        return parse_program(UNLAWFUL)
+
+    before = parse_program(UNLAWFUL)
+    assert trace.step("wrong", wrong, before) == before
+    with trace.using(trace.Settings(verify=True)), pytest.raises(VerifyError):
+        trace.step("wrong", wrong, before)

@@ -122,7 +122,7 @@ def options() -> str:
     intro = (
         'Give them to `torch.compile(fn, backend="flashlight", options={...})`, together with Inductor\'s own, to '
         "`flashlight.compile`, or set the environment variable. An unknown name raises and suggests the nearest. "
-        "An option that affects code is part of every cache key."
+        "An option that affects code is part of every cache key. `FLASHLIGHT_CACHE_DIR` names the folder of the kernel cache."
     )
     return "\n\n".join([GENERATED, "# Options", intro, "\n".join(rows)]) + "\n"
 

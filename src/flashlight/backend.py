@@ -41,7 +41,7 @@ class FuseRegions(CustomGraphPass):
         options = self.options or from_environment()
         lowering.register()
         try:
-            with trace.using(options.debug, options.dump):
+            with trace.using(trace.Settings(options.debug, options.dump, options.verify)):
                 found = capture(graph, options)
         except ProgramError:
             raise

@@ -36,22 +36,16 @@ class Options:
         "How to choose tile sizes: off (the cost model), quick (a few candidates at first use) or max (many).",
         affects_code=True,
     )
-    target: str = _option(
-        "auto",
-        "What to generate: auto, triton, gluon or cpp.",
-        affects_code=True,
-    )
     inline: bool = _option(
         True,
         "Expand fused regions to Triton kernels in Inductor's own code (GPU); off: one call launches them.",
         affects_code=True,
     )
-    verify: bool = _option(False, "Check programs after every pass.")
+    verify: bool = _option(
+        False, "Check every pass: its program's form, and the law by which each carry moves (slow)."
+    )
     debug: int = _option(0, "The debug ladder: 1 regions and refusals ... 5 every rule applied.")
     dump: str = _option("", "A folder for what each stage leaves, in numbered files.")
-    cache_dir: str = _option(
-        "", "The folder of the kernel cache; empty for the user's cache folder."
-    )
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
@@ -70,7 +64,6 @@ class Options:
 
 _CHOICES = {
     "tune": ("off", "quick", "max"),
-    "target": ("auto", "triton", "gluon", "cpp"),
 }
 
 

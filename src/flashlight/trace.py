@@ -27,6 +27,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from flashlight.ir.nests import Program
+from flashlight.ir.verify import LAWS, verify
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -60,30 +63,42 @@ class Region:
 
 
 _region: contextvars.ContextVar[Region | None] = contextvars.ContextVar("region", default=None)
-_given: contextvars.ContextVar[tuple[int, str] | None] = contextvars.ContextVar(
-    "given", default=None
-)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a compilation is watched: the options `debug`, `dump` and `verify`."""
+
+    debug: int = 0
+    dump: str = ""
+    verify: bool = False
+
+
+_given: contextvars.ContextVar[Settings | None] = contextvars.ContextVar("given", default=None)
+
+
+def _settings() -> Settings:
+    """Those of the current compilation, or the environment's."""
+    given = _given.get()
+    if given is not None:
+        return given
+    debug = os.environ.get("FLASHLIGHT_DEBUG", "0")
+    return Settings(
+        int(debug) if debug.isdigit() else 0,
+        os.environ.get("FLASHLIGHT_DUMP", ""),
+        os.environ.get("FLASHLIGHT_VERIFY", "0") == "1",
+    )
 
 
 def level() -> int:
     """The debug level, 0 to 5."""
-    given = _given.get()
-    if given is not None:
-        return given[0]
-    text = os.environ.get("FLASHLIGHT_DEBUG", "0")
-    return int(text) if text.isdigit() else 0
-
-
-def dump_folder() -> str:
-    """Where dumps go; "" for nowhere."""
-    given = _given.get()
-    return given[1] if given is not None else os.environ.get("FLASHLIGHT_DUMP", "")
+    return _settings().debug
 
 
 @contextmanager
-def using(debug: int, dump: str) -> Iterator[None]:
+def using(settings: Settings) -> Iterator[None]:
     """The settings of one compilation, in place of the environment's."""
-    token = _given.set((debug, dump))
+    token = _given.set(settings)
     try:
         yield
     finally:
@@ -129,7 +144,7 @@ def say(rung: int, stage: str, message: str, *args: object) -> None:
 @contextmanager
 def region(name: str, *, keeps: bool = False) -> Iterator[Region]:
     """Everything compiled inside belongs to the region `name`."""
-    dump = dump_folder()
+    dump = _settings().dump
     current = Region(name, folder=Path(dump) / name if dump else None, keeps=keeps)
     token = _region.set(current)
     try:
@@ -163,10 +178,16 @@ def timed(stage: str) -> Iterator[None]:
 
 
 def step(name: str, run: Callable[[T], R], program: T) -> R:
-    """Run one pass: timed, its difference shown and its result dumped. The result is whatever the pass returns."""
+    """Run one pass: timed, its difference shown, its result dumped, and verified if that is asked for.
+
+    The result is whatever the pass returns. Raises VerifyError.
+    """
     with timed(name):
         result = run(program)
     left(name, result, before=program)
+    if _settings().verify and isinstance(result, Program):
+        with timed("verify"):
+            verify(result, LAWS)
     return result
 
 

@@ -38,7 +38,7 @@ from flashlight.lift.cells import user_line
 from flashlight.lift.extents import extent_of, hint
 from flashlight.lift.lift import Lifter, hints_of
 from flashlight.options import Options
-from flashlight.pipeline import CANONICAL, optimize
+from flashlight.pipeline import CANONICAL
 from flashlight.rewrite.canonical import InputView, canonical_sizes, canonicalize
 from flashlight.runtime.op import executable, token_of
 
@@ -128,9 +128,6 @@ def _compile(
         new.name: hints.get(old.name, 64) for new, old in zip(program.sizes, sizes, strict=True)
     }
     token = token_of(program, known, options)
-    optimized = trace.step("optimize", optimize, program)
-    if isinstance(optimized, Refusal):
-        return _located(optimized, where)
     built = executable(token, device)
     if isinstance(built, Refusal):
         return _located(built, where)

@@ -83,7 +83,7 @@ def executable(token: str, device: torch.device) -> Executable | Refusal:
 
 def _build(token: str, device: torch.device) -> Executable | Refusal:
     payload = payload_of(token)
-    optimized = optimize(payload.program)
+    optimized = trace.step("optimize", optimize, payload.program)
     if isinstance(optimized, Refusal):
         return optimized
     try:
