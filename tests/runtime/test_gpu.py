@@ -14,7 +14,6 @@ from flashlight.ir.text import parse_program
 from flashlight.options import Options
 from flashlight.rewrite.tile import HOPPER, Schedule, candidates, instances
 from flashlight.runtime import gpu, op
-from flashlight.runtime.executable import device_of
 from tests.support.loops import CASES, DOT, attention
 
 HINTS = {"S": 4096, "T": 4096}
@@ -260,9 +259,3 @@ def test_schedules_are_remembered_by_sizes_types_and_dims(install: Any) -> None:
         step = _step(text, {})
         keys.append(step.key(facts, _tensors(step, {}), {}))
     assert all(a != b for n, a in enumerate(keys) for b in keys[:n])
-
-
-def test_numbers_may_live_on_the_cpu() -> None:
-    number, matrix = torch.tensor(1.0), torch.empty(2, 2, device="meta")
-    assert device_of([number, matrix]).type == "meta"
-    assert device_of([number]).type == "cpu"

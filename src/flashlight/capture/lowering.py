@@ -51,11 +51,8 @@ def register() -> None:
 
 def expand(ins: Sequence[Any], syms: Sequence[Any], token: str) -> list[Any] | None:
     """The outputs of a region as Inductor's tensors, its kernels recorded; None to leave it a call."""
-    devices = {x.get_device() for x in ins}
     device = ins[0].get_device()
-    if len(devices) > 1 or device is None or device.type not in DEVICES:
-        return None  # the call moves what has no axes to the others
-    if not op.payload_of(token).options.inline:
+    if device is None or device.type not in DEVICES or not op.payload_of(token).options.inline:
         return None
     built = op.executable(token, device)
     if isinstance(built, Refusal) or not isinstance(built, GpuExecutable):

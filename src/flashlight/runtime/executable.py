@@ -37,11 +37,6 @@ class KernelInfo:
     origins: tuple[str, ...] = ()
 
 
-def device_of(inputs: Sequence[torch.Tensor]) -> torch.device:
-    """Where a region runs: tensors without axes may live on the CPU all the same."""
-    return next((t.device for t in inputs if t.dim()), inputs[0].device)
-
-
 class Executable(Protocol):
     """A compiled program."""
 

@@ -42,7 +42,7 @@ from flashlight.rewrite.tile import (
     with_bounds,
 )
 from flashlight.runtime import cache
-from flashlight.runtime.executable import KernelInfo, device_of
+from flashlight.runtime.executable import KernelInfo
 from flashlight.runtime.tune import Mode, Trial, choose, remember, remembered, variations
 from flashlight.runtime.types import TORCH_TYPES
 
@@ -427,8 +427,8 @@ class GpuExecutable:
 
     def __call__(self, inputs: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
         known = {s.name: int(n) for s, n in zip(self.program.sizes, sizes, strict=True)}
-        device = device_of(inputs)
-        tensors = {b.name: t.to(device) for b, t in zip(self.program.inputs, inputs, strict=True)}
+        tensors = {b.name: t for b, t in zip(self.program.inputs, inputs, strict=True)}
+        device = inputs[0].device
         for step in self.steps:
             for give in step.loop.gives:
                 tensors[give.name] = empty(give.buffer, known, device)

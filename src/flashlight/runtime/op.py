@@ -25,7 +25,7 @@ from flashlight.ir.nests import Program
 from flashlight.ir.text import parse_program
 from flashlight.options import Options
 from flashlight.pipeline import optimize
-from flashlight.runtime.executable import Executable, build, device_of
+from flashlight.runtime.executable import Executable, build
 from flashlight.runtime.reference import evaluate
 from flashlight.runtime.types import TORCH_TYPES
 
@@ -101,7 +101,7 @@ def _build(token: str, device: torch.device) -> Executable | Refusal:
 def run(ins: Sequence[torch.Tensor], syms: Sequence[int] | None, token: str) -> list[torch.Tensor]:
     """Run a region. AOTInductor hands None for no sizes."""
     syms = syms or ()
-    device = device_of(ins)
+    device = ins[0].device
     key = (token, str(device))
     found = _built.get(key) or executable(token, device)
     if not isinstance(found, Refusal):
@@ -123,7 +123,7 @@ def _without_kernels(
 
 
 def outputs_like(program: Program, like: torch.Tensor, syms: Sequence[Any]) -> list[torch.Tensor]:
-    """Empty tensors of the shapes and types of a program's outputs, like one on the region's device."""
+    """Empty tensors of the shapes and types of a program's outputs."""
     sizes = {size.name: value for size, value in zip(program.sizes, syms, strict=True)}
     results = program.results()
     return [
@@ -174,8 +174,7 @@ _library.impl("fused", run, "CompositeExplicitAutograd")
 
 @torch.library.register_fake("flashlight::fused", lib=_library)  # type: ignore[untyped-decorator]
 def _fake(ins: Sequence[torch.Tensor], syms: Sequence[Any], token: str) -> list[torch.Tensor]:
-    like = next((t for t in ins if t.dim()), ins[0])
-    return outputs_like(payload_of(token).program, like, syms)
+    return outputs_like(payload_of(token).program, ins[0], syms)
 
 
 fused = torch.ops.flashlight.fused.default

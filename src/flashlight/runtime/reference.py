@@ -10,7 +10,6 @@ import torch
 from flashlight.ir.dtypes import DType
 from flashlight.ir.interpret import interpret
 from flashlight.ir.nests import Program
-from flashlight.runtime.executable import device_of
 from flashlight.runtime.types import TORCH_TYPES
 
 
@@ -22,8 +21,7 @@ def evaluate(
     sizes = {s.name: int(n) for s, n in zip(program.sizes, syms, strict=True)}
     found = interpret(program, arrays, exact=False, sizes=sizes)
     results = program.results()
-    device = device_of(ins)
-    return [_tensor(found[name], results[name].dtype, device) for name in program.outputs]
+    return [_tensor(found[name], results[name].dtype, ins[0].device) for name in program.outputs]
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
