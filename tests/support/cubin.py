@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,13 @@ def compile_kernel(
     schedule: Schedule,
     capability: int,
     unit_axes: dict[str, int] | None = None,
+    ones: Container[str] = (),
 ) -> Resources:
     """Compile for a CUDA capability (80, 90, 100).
 
     Args:
         unit_axes: the axis of stride 1 of each buffer; the last by default. Strides and pointers count as divisible by 16.
+        ones: sizes that are 1, which Triton makes constants.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -76,6 +79,9 @@ def compile_kernel(
             case "pointer":
                 signature[p.name] = POINTERS[buffers[p.of].dtype]
             case "stride" if p.axis == unit:
+                signature[p.name], constants[p.name] = "constexpr", 1
+                continue
+            case "size" if p.of in ones:
                 signature[p.name], constants[p.name] = "constexpr", 1
                 continue
             case _:

@@ -89,6 +89,7 @@ def emit(kernel: Kernel, choices: Choices, header: Sequence[str] = ()) -> Source
 
 
 _TAKEN = ("tl", "triton", "libdevice")
+_OF_GRID = ("pid", "rest", "first", "members", "within", "point")
 _MOST_DIMS = 5  # of a tile descriptor
 
 
@@ -137,9 +138,10 @@ class _Emitter:
         self.depth = 1
         self.text: dict[Value, str] = {}  # how a value is spelled where it is used
         self.constants: set[Value] = set()
+        self.measured: set[Value] = set()  # sizes
         self.inlined: dict[Value, Compute] = {}
         self.root = _root_values(kernel)
-        self.names: set[str] = set()
+        self.names: set[str] = set(_OF_GRID)
         self.buffers: dict[str, str] = {}
         self.parameters: dict[Parameter, None] = {}
         self.helpers: set[str] = set()
@@ -300,6 +302,7 @@ class _Emitter:
                 self.constants.add(result)
             case SizeOf(result, size):
                 self.text[result] = self.size_text(size)
+                self.measured.add(result)
             case Positions(result, axis):
                 self.define(result, f"tl.arange(0, {axis.block})", direct)
             case Compute(result):
@@ -342,11 +345,19 @@ class _Emitter:
     def like(self, value: Value, axes: tuple[Axis, ...]) -> str:
         """A value's text as a tensor that has all of `axes`."""
         text = self.value(value)
-        if value in self.constants:
-            if axes:
-                return f"tl.full({_shape(axes)}, {text}, {TYPES[value.dtype]})"
-            return f"tl.full([], {text}, {TYPES[value.dtype]})"
+        if value in self.constants or self.may_be_python(value):
+            return f"tl.full({_shape(axes)}, {_stripped(text)}, {TYPES[value.dtype]})"
         return text if value.axes == axes else self.broadcast(text, value.axes, axes)
+
+    def may_be_python(self, value: Value) -> bool:
+        """Whether a scalar without a variable may be a Python number: Triton takes sizes that are 1 for constants."""
+        return not value.axes and (value in self.inlined or value in self.measured)
+
+    def converted(self, value: Value, text: str, to: str) -> str:
+        """A value's text in another type."""
+        return (
+            f"tl.cast({_stripped(text)}, {to})" if self.may_be_python(value) else f"{text}.to({to})"
+        )
 
     def broadcast(self, text: str, have: tuple[Axis, ...], want: tuple[Axis, ...]) -> str:
         return f"tl.broadcast_to({_stripped(_lined_up(text, have, want))}, {_shape(want)})"
@@ -356,6 +367,10 @@ class _Emitter:
         dtypes = [a.dtype for a in op.args]
         if op.op == "cast" and op.args[0] in self.constants:
             return f"tl.full({_shape(op.result.axes)}, {args[0]}, {TYPES[op.result.dtype]})"
+        if op.op == "cast" and self.may_be_python(op.args[0]):
+            return f"tl.cast({_stripped(args[0])}, {TYPES[op.result.dtype]})"
+        if op.op == "not" and self.may_be_python(op.args[0]) and op.result.dtype is DType.BOOL:
+            return f"{args[0]} == 0"  # ~True is -2
         if op.op == "fma" and op.args[2] in self.inlined:
             third = self.inlined[op.args[2]]
             if third.op == "neg":
@@ -505,7 +520,8 @@ class _Emitter:
                         text = f"{self.wide(at)} * {self.stride(buffer, n)}"
                         (base if at in self.root else inner).append(text)
                 case Gather(at):
-                    text = f"{self.value(at, axes)}.to(tl.int64) * {self.stride(buffer, n)}"
+                    text = self.converted(at, self.value(at, axes), "tl.int64")
+                    text = f"{text} * {self.stride(buffer, n)}"
                     tile.append(text)
                 case _:
                     assert_never(s)
@@ -514,7 +530,7 @@ class _Emitter:
     def wide(self, value: Value) -> str:
         """A scalar position in 64 bits."""
         text = self.value(value)
-        return text if value in self.constants else f"{text}.to(tl.int64)"
+        return text if value in self.constants else self.converted(value, text, "tl.int64")
 
     def named_base(self, buffer: Buffer, terms: list[str]) -> str:
         pointer = self.buffers[buffer.name]
