@@ -241,6 +241,15 @@ def test_a_warm_process_runs_the_kernel_without_the_pass(tmp_path: Any) -> None:
     assert run() == "regions 0 hits 1"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fn", [attention, lambda q, k, v: (attention(q, k, v), (q @ k.mT).amax(-1))]
+)
+def test_under_the_wrapper_in_cpp(fn: Any) -> None:
+    """One result or several: Inductor's C++ wrapper takes a list of one tensor for the tensor."""
+    check(flashlight.compile(fn, options={"cpp_wrapper": True}), fn, args=qkv(44, 52, 52))
+
+
 def test_dynamic_shapes_compile_once() -> None:
     counter = torch._dynamo.testing.CompileCounterWithBackend("flashlight")
     compiled = torch.compile(attention, backend=counter, dynamic=True)

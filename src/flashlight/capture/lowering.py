@@ -7,7 +7,8 @@ needs of Inductor is private, so anything unexpected leaves the op call, which l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import sympy
@@ -37,16 +38,25 @@ def register() -> None:
         from torch._inductor.lowering import fallback_handler, register_lowering
     except ImportError:
         return
-    call = fallback_handler(op.fused, add_to_fallback_set=False)
+    for overload in (op.fused, op.fused_one):
+        call = fallback_handler(overload, add_to_fallback_set=False)
+        register_lowering(overload, type_promotion_kind=None)(
+            partial(_lower, call, overload is op.fused_one)
+        )
 
-    @register_lowering(op.fused, type_promotion_kind=None)
-    def _lower(ins: Sequence[Any], syms: Sequence[Any], token: str) -> Any:
-        try:
-            expanded = expand(ins, syms, token)
-        except Exception as error:
-            trace.say(1, "lowering", "a region stays a call: %s: %s", type(error).__name__, error)
-            expanded = None
-        return call(ins, syms, token) if expanded is None else expanded
+
+def _lower(
+    call: Callable[..., Any], one: bool, ins: Sequence[Any], syms: Sequence[Any], token: str
+) -> Any:
+    """A region expanded to kernels, or the call of the op; `one`: the result is the tensor, not a list of it."""
+    try:
+        expanded = expand(ins, syms, token)
+    except Exception as error:
+        trace.say(1, "lowering", "a region stays a call: %s: %s", type(error).__name__, error)
+        expanded = None
+    if expanded is None:
+        return call(ins, syms, token)
+    return expanded[0] if one else expanded
 
 
 def expand(ins: Sequence[Any], syms: Sequence[Any], token: str) -> list[Any] | None:

@@ -23,7 +23,7 @@ from flashlight.ir.nests import Program
 from flashlight.lift.extents import Extent, Sizes, UntranslatableSize, expr_of, extent_of, is_same
 from flashlight.rewrite.canonical import AxisView, InputView
 from flashlight.rewrite.simplify import simplify
-from flashlight.runtime.op import fused
+from flashlight.runtime.op import fused, fused_one
 
 Node = torch.fx.Node
 aten = torch.ops.aten
@@ -142,14 +142,20 @@ class Writer:
         device = device_of(splice.emitted.inputs)
         ins = [self._moved(self._view(v, sources[v.source]), device) for v in splice.views]
         syms = [self._size(s) for s in splice.sizes]
-        call = self.call(fused, ins, syms, splice.token)
+        outputs = splice.emitted.outputs
+        op = fused_one if len(outputs) == 1 else fused
+        call = self.call(op, ins, syms, splice.token)
         call.meta["flashlight"] = splice.program.name
-        first = splice.emitted.outputs[0].nodes[0]
+        first = outputs[0].nodes[0]
         for key in ("stack_trace", "nn_module_stack", "recompute", "ac_graph_id"):
             if key in first.meta:
                 call.meta[key] = first.meta[key]
-        for i, output in enumerate(splice.emitted.outputs):
-            result = self.call(operator.getitem, call, i)
+        results = (
+            [self.call(operator.getitem, call, i) for i in range(len(outputs))]
+            if op is fused
+            else [call]
+        )
+        for result, output in zip(results, outputs, strict=True):
             yield from self._results(result, output)
 
     def call(self, target: Callable[..., Any], *args: Any) -> Node:

@@ -164,12 +164,21 @@ def extent(expr: Expr, sizes: Mapping[str, Any]) -> Any:
 
 # -- Registration
 
+# Two overloads of one op: from a list of one tensor Inductor's C++ wrapper would take the list itself for the tensor.
+
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 _library = torch.library.Library("flashlight", "FRAGMENT")
-_library.define(
-    "fused(Tensor[] ins, SymInt[] syms, str token) -> Tensor[]",
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
-)
+_library.define("fused(Tensor[] ins, SymInt[] syms, str token) -> Tensor[]", tags=_TAGS)
+_library.define("fused.one(Tensor[] ins, SymInt[] syms, str token) -> Tensor", tags=_TAGS)
 _library.impl("fused", run, "CompositeExplicitAutograd")
+
+
+def _run_one(ins: Sequence[torch.Tensor], syms: Sequence[int] | None, token: str) -> torch.Tensor:
+    (only,) = run(ins, syms, token)
+    return only
+
+
+_library.impl("fused.one", _run_one, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("flashlight::fused", lib=_library)  # type: ignore[untyped-decorator]
@@ -177,4 +186,12 @@ def _fake(ins: Sequence[torch.Tensor], syms: Sequence[Any], token: str) -> list[
     return outputs_like(payload_of(token).program, ins[0], syms)
 
 
+@torch.library.register_fake("flashlight::fused.one", lib=_library)  # type: ignore[untyped-decorator]
+def _fake_one(ins: Sequence[torch.Tensor], syms: Sequence[Any], token: str) -> torch.Tensor:
+    only: torch.Tensor
+    (only,) = _fake(ins, syms, token)
+    return only
+
+
 fused = torch.ops.flashlight.fused.default
+fused_one = torch.ops.flashlight.fused.one
