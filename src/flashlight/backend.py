@@ -156,10 +156,15 @@ def _is_inference(example_inputs: Sequence[Any]) -> bool:
     )
 
 
+_CALLS_SDPA = (
+    torch.nn.functional.scaled_dot_product_attention,
+    torch.nn.functional.multi_head_attention_forward,  # stays one call in Dynamo's graph
+)
+
+
 def _sdpa_calls(gm: torch.fx.GraphModule) -> int:
-    target = torch.nn.functional.scaled_dot_product_attention
     return sum(
-        node.op == "call_function" and node.target is target
+        node.op == "call_function" and node.target in _CALLS_SDPA
         for module in gm.modules()
         if isinstance(module, torch.fx.GraphModule)
         for node in module.graph.nodes

@@ -180,6 +180,17 @@ def test_sdpa_may_be_hidden() -> None:
     assert not backend.last_report().regions
 
 
+def test_the_librarys_layer() -> None:
+    layer = torch.nn.MultiheadAttention(32, 2, batch_first=True).eval()
+    x = torch.randn(2, 21, 32, generator=torch.Generator().manual_seed(0))
+
+    def run(x: T) -> T:
+        return layer(x, x, x, need_weights=False)[0]
+
+    check(flashlight.compile(run), run, args=(x,))
+    assert len(backend.last_report().regions) == 1
+
+
 def test_sdpa_with_mask_and_groups() -> None:
     def masked(q: T, k: T, v: T, mask: T) -> T:
         return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
