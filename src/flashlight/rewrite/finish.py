@@ -235,11 +235,11 @@ def cancel_corrections(value: Expr, finishes: Mapping[str, Finish]) -> Expr:
             own = finishes.get(f.buffer.name) if isinstance(f, Load) else None
             if own is None:
                 continue
-            left = [c for c in own.corrections if c.factor in p.num]
-            before = len(left)
+            held = [c for c in own.corrections if c.factor in p.num]  # one twice under a square
+            left = list(held)
             below = _cancelled(node.b, left, finishes)
-            if len(left) < before:
-                (gone,) = [c for c in own.corrections if c.factor in p.num and c not in left]
+            if len(left) < len(held):
+                gone = next(c for c in held if held.count(c) > left.count(c))
                 num = list(p.num)
                 num.remove(gone.factor)
                 above = build(Product(p.negative, tuple(num), p.den), node.a)
