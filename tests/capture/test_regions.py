@@ -228,6 +228,36 @@ def test_scale_and_masks_go_in_and_rope_stays_out() -> None:
     assert inputs == ["cat", "cat", "placeholder", "placeholder"]
 
 
+def test_joined_keys_go_in_where_the_loop_can_be_cut() -> None:
+    def with_memory(q: T, k: T, v: T, mk: T, mv: T) -> T:
+        return attention(q, torch.cat([mk, k], 2), torch.cat([mv, v], 2))
+
+    def with_shared_rotary_part(q: T, k: T, v: T, rope: T) -> T:
+        return attention(q, torch.cat([k, rope.expand(-1, 3, -1, -1)], -1), v)
+
+    few, many, long = r(2, 3, 8, 16), r(2, 3, 80, 16), r(2, 3, 90, 16)
+    for fn, args in (
+        (with_memory, (Q, K, V[..., :16], few, few)),
+        (with_shared_rotary_part, (r(2, 3, 40, 24), K, V, r(2, 1, 50, 8))),
+    ):
+        assert all(n.op == "placeholder" for n in program_of(fn, *args).inputs)
+    emitted = program_of(with_memory, Q, long, long, many, many)
+    assert any("cat" in str(n.target) for n in emitted.inputs)
+
+
+def test_neighbouring_blocks_are_one_index() -> None:
+    def fn(q: T, k: T, v: T) -> T:
+        def look(x: T) -> T:
+            x = torch.nn.functional.pad(x, (0, 0, 8, 0)).unflatten(2, (6, 8))
+            return torch.cat([x[:, :, :-1], x[:, :, 1:]], 3)
+
+        return attention(q.unflatten(2, (5, 8)), look(k), look(v))
+
+    assert all(
+        n.op == "placeholder" for n in program_of(fn, Q, r(2, 3, 40, 16), r(2, 3, 40, 16)).inputs
+    )
+
+
 def test_weight_products_stay_out() -> None:
     def fn(x: T, w: T) -> T:
         q, k, v = (x @ w).view(2, 40, 3, 2, 16).permute(2, 0, 3, 1, 4)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from flashlight.ir.exprs import Binary, Cast, Const, Dim, Expr, Index, Load, Size, Unary
+from flashlight.ir.exprs import Binary, Cast, Const, Dim, Expr, Index, Load, Select, Size, Unary
 from flashlight.ir.interpret import integer
 from flashlight.ir.monoids import SUM
 from flashlight.ir.visit import children, free_dims, loads, substitute, walk
@@ -398,6 +398,35 @@ def is_cheap(cell: Cell, cells: Mapping[str, Cell]) -> bool:
     if len(data) > 1:
         return False
     return all(_is_cheap_node(e) for e in _arithmetic(cell.nest.body))
+
+
+def join_of(cell: Cell, cells: Mapping[str, Cell]) -> frozenset[Dim] | None:
+    """The dims along which a pointwise cell puts tensors side by side (cat, pad), or None if that is not all it does.
+
+    What is computed only to be joined (the halves of a rotation) is not: it is written in its place anyway.
+    """
+    if not cell.is_pointwise or not isinstance(cell.nest.body, Select):
+        return None
+    parts = [cells[n] for n in {load.buffer.name for load in cell.loads()} if n in cells]
+    for p in parts:
+        if p.is_pointwise and not (p.is_index or is_cheap(p, cells)) and join_of(p, cells) is None:
+            return None
+    return _pieces(cell.nest.body, cells)
+
+
+def _pieces(expr: Expr, cells: Mapping[str, Cell]) -> frozenset[Dim] | None:
+    match expr:
+        case Select(condition, a, b):
+            sides = _pieces(a, cells), _pieces(b, cells)
+            if loads(condition) or sides[0] is None or sides[1] is None:
+                return None
+            return free_dims(condition) | sides[0] | sides[1]
+        case Cast(x, _) | Unary("neg", x):
+            return _pieces(x, cells)
+        case Load() | Const():
+            return frozenset()
+        case _:
+            return None
 
 
 def _arithmetic(expr: Expr) -> Iterator[Expr]:

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 import torch
 import torch.fx
 
-from flashlight.capture.pairs import Pairs, count, is_cheap
+from flashlight.capture.pairs import Pairs, count, is_cheap, join_of
 from flashlight.errors import Refusal
 from flashlight.ir.exprs import Dim, Index, Load, Unary
 from flashlight.ir.monoids import ALL, ANY, SUM
 from flashlight.ir.visit import free_dims, walk
 from flashlight.lift.cells import Cell, dims_of_load, user_line
 from flashlight.lift.lift import Lifter, has_rule
+from flashlight.rewrite.unions import has_small_part
 
 Node = torch.fx.Node
 
@@ -372,7 +373,28 @@ class Finder:
             return False
         if is_cheap(cell, self.cells):
             return not self._narrows(cell)
+        joined = join_of(cell, self.cells)
+        if joined is not None:
+            return self._is_joined_late(cell, joined, reader, region)
         return _is_lookup(cell) and pairs.of[reader.name].contraction
+
+    def _is_joined_late(
+        self, cell: Cell, joined: frozenset[Dim], reader: Cell, region: Region
+    ) -> bool:
+        """Whether the parts of a join are read where they lie, rather than written once more, side by side.
+
+        They are where telling them apart costs nothing in the loop: it can be cut at the border (features are, and positions where
+        one part is small), or they are one tensor after all.
+        """
+        assert region.pairs is not None
+        if self._outside(cell, region.members):
+            return False
+        read = [load for load in reader.loads() if load.buffer.name == cell.name]
+        places = [n for n, d in enumerate(cell.nest.parallel) if d in joined]
+        met = {d for load in read for n in places for d in free_dims(load.index[n])}
+        is_feature = region.pairs.of[reader.name].origin and met <= set(reader.nest.reduced)
+        is_one = len({load.buffer for load in cell.loads()}) <= 1
+        return is_feature or is_one or any(has_small_part(cell.nest.body, d) for d in joined)
 
     def _ends_product(self, cell: Cell) -> bool:
         """Whether a cell is the last step of a product with a bias, which is one op and stays one outside of regions."""

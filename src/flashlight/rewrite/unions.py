@@ -19,8 +19,8 @@ from flashlight.ir.exprs import (
     dtype_of,
 )
 from flashlight.ir.nests import Nest, Program
-from flashlight.ir.visit import free_dims, fresh_name, loads, substitute, walk
-from flashlight.rewrite.polynomial import Polynomial, constant, expression, polynomial
+from flashlight.ir.visit import free_dims, fresh_name, loads, rewrite, substitute, walk
+from flashlight.rewrite.polynomial import constant, expression, polynomial
 from flashlight.rewrite.simplify import simplify
 
 SMALL_PART = 64
@@ -49,68 +49,110 @@ def split_unions(program: Program) -> Program:
           output m
     Legal when: the reduced dim is the only one, a `where` compares it with one of the parts' extents, and the monoid has no position.
     """
-    taken = {d.name for n in program.nests for d in (*n.parallel, *n.reduced)}
-    taken |= {n.name for n in program.nests} | {b.name for b in program.inputs}
-    taken |= {
-        d.name for n in program.nests for x in walk(n.body) if isinstance(x, Reduce) for d in x.dims
-    }
-    parts: dict[tuple[Dim, Expr], tuple[Dim, Dim]] = {}
+    names = Names(program)
     statements: list[Nest] = []
     for nest in program.nests:
-        border = _border(nest)
-        if border is None:
-            statements.append(nest)
-            continue
-        (dim,) = nest.reduced
-        if (dim, border) not in parts:
-            rest = expression(polynomial(dim.extent) - polynomial(border))
-            names = []
-            for suffix in ("_0", "_1"):
-                names.append(fresh_name(dim.name + suffix, taken))
-                taken.add(names[-1])
-            parts[dim, border] = Dim(names[0], border), Dim(names[1], rest)
-        name = fresh_name(f"{nest.name}_0", taken)
-        taken.add(name)
-        statements.extend(_halves(nest, border, *parts[dim, border], name))
+        body = _with_parts(nest.body, names)
+        statements.extend(_parts(nest if body is nest.body else replace(nest, body=body), names))
     return (
-        program
-        if len(statements) == len(program.nests)
-        else program.with_statements(tuple(statements))
+        program if statements == list(program.nests) else program.with_statements(tuple(statements))
     )
 
 
-def _halves(nest: Nest, border: Expr, low: Dim, high: Dim, name: str) -> Iterator[Nest]:
-    """The reduction over the large part, and the nest as its combination with the small part."""
+class Names:
+    """Names that are free, and the parts of dims that were cut: equal cuts make equal parts."""
+
+    def __init__(self, program: Program) -> None:
+        self.taken = {d.name for n in program.nests for d in (*n.parallel, *n.reduced)}
+        self.taken |= {n.name for n in program.nests} | {b.name for b in program.inputs}
+        bound = (x for n in program.nests for x in walk(n.body) if isinstance(x, Reduce))
+        self.taken |= {d.name for x in bound for d in x.dims}
+        self._cuts: dict[tuple[Dim, Expr], tuple[Dim, Dim]] = {}
+
+    def fresh(self, name: str) -> str:
+        found = fresh_name(name, self.taken)
+        self.taken.add(found)
+        return found
+
+    def parts(self, dim: Dim, border: Expr) -> tuple[Dim, Dim]:
+        """The dim up to the border, and from there on."""
+        if (dim, border) not in self._cuts:
+            rest = expression(polynomial(dim.extent) - polynomial(border))
+            low, high = (self.fresh(dim.name + suffix) for suffix in ("_0", "_1"))
+            self._cuts[dim, border] = Dim(low, border), Dim(high, rest)
+        return self._cuts[dim, border]
+
+
+def has_small_part(body: Expr, dim: Dim) -> bool:
+    """Whether a `where` cuts the dim into parts of which one is small."""
+    return any(_is_cut_off(dim, border) for border in _borders(body, dim))
+
+
+def _parts(nest: Nest, names: Names) -> Iterator[Nest]:
+    """The reduction over the large part (which may have another border), and the nest as its combination with the small part."""
+    border = _border(nest)
+    if border is None:
+        yield nest
+        return
     assert nest.monoid is not None
     (dim,) = nest.reduced
-    body = {
-        low: simplify(substitute(nest.body, {dim: Index(low)})),
-        high: simplify(substitute(nest.body, {dim: add(border, Index(high))})),
-    }
-    large, small = (low, high) if _is_small(polynomial(high.extent)) else (high, low)
-    main = replace(nest, name=name, reduced=(large,), dtype=nest.dtype.compute, body=body[large])
-    yield main
-    rest = simplify(Reduce(nest.monoid, (small,), body[small]))
+    low, high = names.parts(dim, border)
+    body = _halves(nest.body, dim, border, low, high)
+    large, small = (high, low) if _is_smaller(low, high) else (low, high)
+    main = replace(
+        nest,
+        name=names.fresh(f"{nest.name}_0"),
+        reduced=(large,),
+        dtype=nest.dtype.compute,
+        body=body[large],
+    )
+    yield from _parts(main, names)
+    rest = _with_parts(simplify(Reduce(nest.monoid, (small,), body[small])), names)
     whole = Load(main.buffer, tuple(Index(d) for d in nest.parallel))
     combined = Binary(nest.monoid.combine, whole, rest)
     yield replace(nest, reduced=(), monoid=None, body=combined)
 
 
+def _halves(body: Expr, dim: Dim, border: Expr, low: Dim, high: Dim) -> dict[Dim, Expr]:
+    return {
+        low: simplify(substitute(body, {dim: Index(low)})),
+        high: simplify(substitute(body, {dim: add(border, Index(high))})),
+    }
+
+
+def _with_parts(expr: Expr, names: Names) -> Expr:
+    """The expression with inner reductions over a join (of features) as the combination of the parts', whatever their sizes."""
+
+    def rule(node: Expr) -> Expr | None:
+        if not isinstance(node, Reduce) or node.monoid.is_position or len(node.dims) != 1:
+            return None
+        (dim,) = node.dims
+        border = next(_borders(node.body, dim), None)
+        if border is None:
+            return None
+        low, high = names.parts(dim, border)
+        body = _halves(node.body, dim, border, low, high)
+        parts = (_with_parts(Reduce(node.monoid, (d,), body[d]), names) for d in (low, high))
+        return Binary(node.monoid.combine, *(simplify(p) for p in parts))
+
+    return rewrite(expr, rule)
+
+
 def _border(nest: Nest) -> Expr | None:
-    """The first extent at which a `where` cuts the nest's only reduced dim into a large and a small part."""
+    """The first extent at which a `where` cuts a small part off the nest's only reduced dim."""
     if len(nest.reduced) != 1 or nest.monoid is None or nest.monoid.is_position:
         return None
     (dim,) = nest.reduced
-    for node in walk(nest.body):
-        if not isinstance(node, Select):
-            continue
-        border = _compared(node.condition, dim)
-        if border is None or not _reads_apart(node, dim):
-            continue
-        rest = polynomial(dim.extent) - polynomial(border)
-        if _is_small(rest) != _is_small(polynomial(border)):
-            return border
-    return None
+    return next((b for b in _borders(nest.body, dim) if _is_cut_off(dim, b)), None)
+
+
+def _borders(body: Expr, dim: Dim) -> Iterator[Expr]:
+    """Where along the dim a `where` goes from one array to another."""
+    for node in walk(body):
+        if isinstance(node, Select):
+            border = _compared(node.condition, dim)
+            if border is not None and _reads_apart(node, dim):
+                yield border
 
 
 def _compared(condition: Expr, dim: Dim) -> Expr | None:
@@ -139,5 +181,12 @@ def _reads_apart(node: Select, dim: Dim) -> bool:
     return reads[0] != reads[1]
 
 
-def _is_small(extent: Polynomial) -> bool:
-    return extent.constant is not None and 0 < extent.constant <= SMALL_PART
+def _is_cut_off(dim: Dim, border: Expr) -> bool:
+    """Whether one part is small, so that what is computed of it may stand outside of the loop."""
+    sizes = polynomial(border), polynomial(dim.extent) - polynomial(border)
+    return any(n.constant is not None and 0 < n.constant <= SMALL_PART for n in sizes)
+
+
+def _is_smaller(low: Dim, high: Dim) -> bool:
+    sizes = polynomial(low.extent).constant, polynomial(high.extent).constant
+    return sizes[0] is not None and (sizes[1] is None or sizes[0] <= sizes[1])
