@@ -211,6 +211,24 @@ GENERATORS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.parametrize("p", [0.0, 1.0, 1.5, 2.0, 3.0, math.inf])
+@pytest.mark.parametrize("batch", [(), (2,), (2, 1)])
+def test_distances(p: float, batch: tuple[int, ...]) -> None:
+    mode = "donot_use_mm_for_euclid_dist"
+    x, y = randn(*batch, 4, 3), randn(*batch, 5, 3, seed=1)
+    y[..., 0, :] = x[..., 0, :]
+    check_lift(lambda x, y: torch.cdist(x, y, p, compute_mode=mode), x, y)
+
+
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("out_int32", [False, True])
+def test_buckets(right: bool, out_int32: bool) -> None:
+    edges = torch.tensor([-2.5, 0.0, 1.5, math.inf])
+    x = torch.stack([SPECIAL, SPECIAL.flip(0)])
+    check_lift(lambda x, e: torch.bucketize(x, e, right=right, out_int32=out_int32), x, edges)
+    check_lift(lambda x, e: torch.bucketize(x, e, right=right), ints(3, 4), torch.tensor([1, 3]))
+
+
 @pytest.mark.parametrize("fn", GENERATORS.values(), ids=GENERATORS)
 def test_generator(fn: Callable[..., Any]) -> None:
     check_lift(fn, X)

@@ -2,6 +2,7 @@
 
 from flashlight.lift.rules import (
     contractions,
+    distances,
     generators,
     indexing,
     joins,
@@ -11,5 +12,5 @@ from flashlight.lift.rules import (
 )
 
 __all__ = [
-    "contractions", "generators", "indexing", "joins", "pointwise", "reductions", "views",
+    "contractions", "distances", "generators", "indexing", "joins", "pointwise", "reductions", "views",
 ]  # fmt: skip
