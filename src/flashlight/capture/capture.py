@@ -30,6 +30,7 @@ from flashlight.capture.splice import (
     known_sizes,
     shapes_from_inputs,
 )
+from flashlight.capture.unexpand import compute_before_expanding
 from flashlight.errors import Refusal
 from flashlight.ir.exprs import Size
 from flashlight.ir.nests import Program
@@ -40,6 +41,7 @@ from flashlight.lift.lift import Lifter, hints_of
 from flashlight.options import Options
 from flashlight.pipeline import CANONICAL
 from flashlight.rewrite.canonical import InputView, canonical_sizes, canonicalize
+from flashlight.rewrite.fuse import TooLargeError
 from flashlight.runtime.op import executable, token_of
 
 del _rules
@@ -55,6 +57,7 @@ def capture(graph: torch.fx.Graph, options: Options) -> Record:
         record.publish(found)
         return found
     shapes_from_inputs(graph)
+    compute_before_expanding(graph)
     finder, regions = _find(graph)
     if specialize(graph, features_of(finder, regions)):
         finder, regions = _find(graph)
@@ -95,13 +98,15 @@ def _tried(
     region: Region, lifter: Lifter, hints: Mapping[str, int], options: Options
 ) -> tuple[Splice, Taken] | Refusal:
     """A compiled region. An error of ours costs this region only, unless `strict`."""
+    cell = region.roots[-1]
+    where = user_line(cell.tensors[0]) or cell.name
     try:
         return _compile(emit(region, lifter, hints), lifter, hints, options)
+    except TooLargeError as error:
+        return Refusal("too-large", str(error), where)
     except Exception as error:
         if options.strict:
             raise
-        cell = region.roots[-1]
-        where = user_line(cell.tensors[0]) or cell.name
         message = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         warn_once(f"Flashlight left a region to Inductor because of an error of its own: {message}")
         return Refusal("internal-error", f"Compiling the region raised {message}.", where)
