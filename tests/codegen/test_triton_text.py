@@ -92,3 +92,18 @@ def test_header_says_where_it_comes_from() -> None:
 
 def test_same_text_twice() -> None:
     assert source(GOLDEN["differential"]) == source(GOLDEN["differential"])
+
+
+def test_windows_compare_once() -> None:
+    score = f"where((k <= q) & (q <= k + 256), {DOT}, -inf)"
+    text = source(attention(score, sizes=FULL))
+    lines = [x for x in text.splitlines() if "s = tl.where" in x]
+    assert lines
+    assert all(x.count("<=") == 1 and ".to(tl.uint32) <= 256" in x for x in lines)
+
+
+def test_constant_factors_are_one() -> None:
+    score = f"tanh({DOT} * 0.03) * 30.0"
+    text = body_of_full_tiles(source(attention(score, sizes=FULL)))
+    (line,) = [x for x in text.splitlines() if "tanh" in x]
+    assert line.count(" * ") == 1

@@ -25,13 +25,13 @@ def trials(found: dict[Schedule, Trial | None], timed: list[bool] | None = None)
 
 def test_off_takes_the_first_without_spills_and_times_nothing() -> None:
     timed: list[bool] = []
-    found = {FIRST: Trial(8), SECOND: Trial(0), THIRD: Trial(0)}
+    found = {FIRST: Trial(80), SECOND: Trial(2), THIRD: Trial(0)}
     assert choose([FIRST, SECOND, THIRD], "off", trials(found, timed)) is SECOND
     assert timed == [False, False]
 
 
 def test_off_takes_the_least_spills_where_all_spill() -> None:
-    found = {FIRST: Trial(8), SECOND: Trial(2), THIRD: None}
+    found = {FIRST: Trial(80), SECOND: Trial(20), THIRD: None}
     assert choose([FIRST, SECOND, THIRD], "off", trials(found)) is SECOND
 
 

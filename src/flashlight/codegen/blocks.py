@@ -139,7 +139,8 @@ class Compute:
     `op` is an operator of `ir.exprs` (UNARY or BINARY, with its meaning there: min and max propagate NaN, floordiv and mod
     floor), or "select" (condition, a, b), "fma" (a * b + c), "cast" (to result.dtype), "maxnum"/"minnum" (either operand where one
     is NaN; used where NaN is known to reach the result by another way or not at all), "quotient"/"remainder" (floordiv and mod
-    of integers known not to be negative, so that truncation will do).
+    of integers known not to be negative, so that truncation will do), "within" (0 <= a <= b for integers of 32 bits; b is not
+    negative; not where axes are exact).
     The arguments have one dtype, except for select's condition and for casts; comparisons yield bools.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Prepare a loop's expressions for tiles: exponentials to base two, scales out of maxima, anchors on the inside.
+"""Prepare a loop's expressions for tiles: exponentials to base two, scales out of maxima, anchors on the inside, one factor for two.
 
 `exp(c * x - ~m)` with `m = max(c * x)` costs one multiply-add and one exp2 per element if the maximum is taken of x and the scale
 c * log2(e) stays outside. All rewrites here keep values up to rounding, and keep NaN and infinities where they are:
@@ -33,6 +33,7 @@ from flashlight.ir.nests import Carry, Give, Loop, Pass, Shift
 from flashlight.ir.visit import children, free_dims, replace_loads, rewrite
 
 LOG2_E = 1.4426950408889634
+_SMALLEST, _LARGEST = 2.0**-126, 2.0**127  # of floats with all their bits
 
 
 def prepare(loop: Loop) -> Loop:
@@ -68,7 +69,7 @@ def _give_with_scales(give: Give, scales: Mapping[str, Expr]) -> Give:
 
 
 def _normal(expr: Expr, scales: Mapping[str, Expr]) -> Expr:
-    """Loads of scaled carries as scale * carry, anchors pushed inside, small powers as products."""
+    """Loads of scaled carries as scale * carry, anchors pushed inside, small powers as products, constant factors as one."""
 
     def scaled_load(load: Load) -> Expr | None:
         scale = scales.get(load.buffer.name)
@@ -87,6 +88,9 @@ def _rule(expr: Expr) -> Expr | None:
             for _ in range(int(value) - 1):
                 product = mul(product, x)
             return product
+        case Binary("mul", Binary("mul", x, Const(a, DType.F32)), Const(b, DType.F32)):
+            by = float(a) * float(b)
+            return mul(x, Const(by, DType.F32)) if _SMALLEST <= abs(by) < _LARGEST else None
         case _:
             return None
 

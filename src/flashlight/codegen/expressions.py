@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from flashlight.codegen.between import ranges_in
 from flashlight.codegen.blocks import Axis, Value
 from flashlight.codegen.builder import Builder, unsupported
 from flashlight.codegen.exponents import Scaled
 from flashlight.codegen.places import Place, Places, fits_i32, interval
-from flashlight.codegen.separate import Separated, Separator, affine_parts, has_positions
+from flashlight.codegen.separate import (
+    Separated,
+    Separator,
+    affine_parts,
+    along_columns,
+    has_positions,
+)
 from flashlight.ir.dtypes import DType, promote
 from flashlight.ir.exprs import (
     COMPARISONS,
@@ -355,7 +363,8 @@ class Expressions:
             )
         dtype = self._dtype(expr)
         if op in LOGICAL:
-            return b.compute(
+            joined = self._within(expr, ctx, guarded) if op == "and" else None
+            return joined or b.compute(
                 op, self.typed(x, dtype, ctx, guarded), self.typed(y, dtype, ctx, guarded)
             )
         if op in ("add", "sub") and dtype.is_float:
@@ -364,6 +373,30 @@ class Expressions:
         if op in ("floordiv", "mod") and interval(x)[0] >= 0 and interval(y)[0] >= 0:
             op = "quotient" if op == "floordiv" else "remainder"
         return b.compute(op, p, q, dtype=dtype)
+
+    def _within(self, expr: Binary, ctx: Context, guarded: bool) -> Value | None:
+        """A conjunction over a tile that asks whether an integer lies in a range, that asked at once; else None."""
+        cols = next((a for a in self.builder.axes if a.role == "cols"), None)
+        if self.exact or cols is None or len(ctx.places.axes(expr)) < 2:
+            return None
+        pairs, rest = ranges_in(expr)
+        if not pairs or any(simplify(c) in ctx.facts for c in (expr.a, expr.b)):
+            return None
+        b = self.builder
+        found = [self.value(c, ctx, guarded) for c in rest]
+        for x, most in pairs:
+            split = along_columns(ctx.places, cols, x)
+            if split is None or not fits_i32(x):
+                return None
+            dim, step, other = split
+            here = b.compute(
+                "mul", ctx.places.position(dim), b.constant(abs(step), DType.I32), hint="col"
+            )
+            row = self.typed_index(other, ctx, guarded)
+            apart = b.compute("add" if step > 0 else "sub", row, here, dtype=DType.I32)
+            limit = b.constant(most, DType.I32)
+            found.append(b.compute("within", apart, limit, dtype=DType.BOOL))
+        return functools.reduce(lambda p, q: b.compute("and", p, q), found)
 
     def _sum(self, expr: Binary, dtype: DType, ctx: Context, guarded: bool) -> Value:
         """a + b or a - b, as one fused multiply-add where one side is a product that varies most.

@@ -15,7 +15,7 @@ from flashlight.codegen.blocks import Axis, Value
 from flashlight.codegen.builder import Builder
 from flashlight.codegen.places import Places
 from flashlight.ir.dtypes import DType
-from flashlight.ir.exprs import Binary, Cast, Const, Expr, Index, Select, Unary, dtype_of
+from flashlight.ir.exprs import Binary, Cast, Const, Dim, Expr, Index, Select, Unary, dtype_of
 from flashlight.ir.visit import free_dims, loads
 from flashlight.rewrite.polynomial import expression, polynomial
 
@@ -174,6 +174,23 @@ def affine_parts(
 
     The column part is a multiple of 0..block-1, which needs no tile of integers and no conversions inside it.
     """
+    found = along_columns(places, cols, x)
+    if found is None:
+        return None
+    dim, step, rest = found
+    column = builder.cast(builder.positions(cols), DType.F32)
+    if step != 1:
+        column = builder.compute("mul", column, builder.constant(float(step), DType.F32))
+    row = integer(rest)
+    start = places[dim].start
+    if start is not None:
+        moved = builder.compute("mul", start, builder.constant(step, DType.I32))
+        row = builder.compute("add", moved, builder.cast(row, DType.I32))
+    return column, builder.cast(row, DType.F32)
+
+
+def along_columns(places: Places, cols: Axis, x: Expr) -> tuple[Dim, int, Expr] | None:
+    """(dim, step, rest) with x = step * dim + rest, only `dim` varying along the columns; None unless x is an integer like that."""
     if dtype_of(x).is_float or dtype_of(x) is DType.BOOL or loads(x):
         return None
     varying = [d for d in free_dims(x) if d in places and places[d].axis == cols]
@@ -184,14 +201,4 @@ def affine_parts(
     p = polynomial(x)
     step = next((c for m, c in p.terms if m == (here,)), 0)
     rest = expression(p - polynomial(here).scaled(step))
-    if step == 0 or dim in free_dims(rest):
-        return None
-    column = builder.cast(builder.positions(cols), DType.F32)
-    if step != 1:
-        column = builder.compute("mul", column, builder.constant(float(step), DType.F32))
-    row = integer(rest)
-    start = places[dim].start
-    if start is not None:
-        moved = builder.compute("mul", start, builder.constant(step, DType.I32))
-        row = builder.compute("add", moved, builder.cast(row, DType.I32))
-    return column, builder.cast(row, DType.F32)
+    return None if step == 0 or dim in free_dims(rest) else (dim, step, rest)

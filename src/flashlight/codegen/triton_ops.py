@@ -187,6 +187,8 @@ def compute_text(
     name, dtype = op.op, op.result.dtype
     if name in _INFIX:
         return f"{args[0]} {_INFIX[name]} {args[1]}", set()
+    if name == "within":  # as unsigned numbers, negative ones are the largest
+        return f"{args[0]}.to(tl.uint32) <= {args[1]}", set()
     if name in _DIRECT:
         return f"{_DIRECT[name]}({', '.join(map(_bare, args))})", set()
     if name == "tanh" and op.fast and target == "cuda" and dtype is DType.F32:
