@@ -68,6 +68,10 @@ def bounds_of(body: str) -> Bounds | None:
             ["q.first - 256", "max(0, q.last - 256)", "q.first + 1", "q.last + 1"],
         ),
         (
+            "where(abs(k - q) <= 16, SCORE, -inf)",
+            ["q.first - 16", "max(0, q.last - 16)", "min(q.first + 17, S)", "q.last + 17"],
+        ),
+        (
             "where(k <= max(255, q), SCORE, -inf)",
             ["0", "0", "max(255, q.first) + 1", "max(255, q.last) + 1"],
         ),
@@ -94,6 +98,28 @@ def test_closed_forms(body: str, expected: list[str]) -> None:
     assert found is not None
     ends = (found.lo, found.full_lo, found.full_hi, found.hi)
     assert [print_expr(e) for e in ends] == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "head", "lo"),
+    [
+        (
+            "where((k <= q) & ((k < 4) | (q - k <= 16)), SCORE, -inf)",
+            "min(q.last + 1, 4)",
+            "q.first - 16",
+        ),
+        ("where((abs(k - q) <= 16) | (k < length[b]), SCORE, -inf)", "length[b]", "q.first - 16"),
+        (
+            "where((abs(k - q) <= 16) | (k < 4) | (q < 4), SCORE, -inf)",
+            "4",
+            "min(q.first - 16, where(4 <= q.first, S, 0))",
+        ),
+    ],
+)
+def test_a_range_from_0_beside_another(body: str, head: str, lo: str) -> None:
+    found = bounds_of(body)
+    assert found is not None
+    assert (print_expr(found.head), print_expr(found.lo)) == (head, lo)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +171,8 @@ def conditions() -> st.SearchStrategy[Expr]:
         [
             "k <= q", "q <= k", "q - k < 7", "k - q < 3", "k < 11", "4 <= k", "k <= max(9, q)", "k <= min(q, 12)",
             "2 * k <= q + 5", "q <= 3 * k", "k // 4 <= q // 4", "q // 5 == k // 5", "q + k < 30", "k == q", "k != q",
-            "k % 3 == q % 3",
+            "k % 3 == q % 3", "q < 9", "14 <= q",
+            "abs(q - k) <= 3", "5 <= abs(k - q)", "abs(2 * k - q) < 9", "k - min(q, 5) <= 2", "max(k, q) < 15",
         ]
     )  # fmt: skip
     texts = st.recursive(
@@ -183,11 +210,12 @@ def test_random_conditions(condition: Expr, rows: tuple[int, int]) -> None:
     ends = {first(_Q): const(rows[0]), last(_Q): const(rows[1] - 1)}
     lo = 0 if found.lo is None else _value(found.lo, ends)
     hi = _COLS if found.hi is None else _value(found.hi, ends)
+    head = 0 if found.head is None else _value(found.head, ends)
     full = (0, 0) if found.full is None else tuple(_value(e, ends) for e in found.full)
     for q in range(*rows):
         for k in range(_COLS):
             at: dict[Dim, Expr] = {_Q: const(q), _K: const(k)}
-            if not lo <= k < hi:
+            if not (lo <= k < hi or k < head):
                 assert not _value(condition, at)
             if full[0] <= k < full[1]:
                 assert all(_value(h, at) for h in found.holds)

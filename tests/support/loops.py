@@ -214,6 +214,7 @@ _RMS = "rsqrt(sum(e': A[b, h, q, e'] / l * (A[b, h, q, e'] / l)) / 64.0 + 0.001)
 _PAGED = "sum(d: Q[b, h, q, d] * P[t[b, k // 16] * 16 + k % 16, h, d]) * 0.125"
 _FAR = "sum(d: (Q[b, h, q, d] - K[b, h, k, d]) * (Q[b, h, q, d] - K[b, h, k, d]))"
 _SMALL, _SQUARE = {"S": 40, "T": 70}, {"S": 70, "T": 70}
+_LONG = {"S": 170, "T": 170}
 
 CASES: dict[str, Case] = {
     "vanilla": Case(attention(), {"S": 100, "T": 130}, 64, 64),
@@ -229,6 +230,12 @@ CASES: dict[str, Case] = {
     ),
     "causal": Case(attention(f"where(k <= q, {DOT}, -inf)"), _SQUARE, 32, 16),
     "window": Case(attention(f"where((k <= q) & (q - k <= 20), {DOT}, -inf)"), _SQUARE, 32, 16),
+    "window_with_anchors": Case(
+        attention(f"where((k <= q) & ((q - k <= 20) | (k < 3)), {DOT}, -inf)"), _LONG, 32, 16
+    ),
+    "window_with_global_rows": Case(
+        attention(f"where((abs(q - k) <= 20) | (k < 18) | (q < 3), {DOT}, -inf)"), _LONG, 32, 16
+    ),
     "softcap": Case(attention(f"tanh({DOT} / 30.0) * 30.0"), _SMALL, 32, 32),
     "alibi": Case(
         attention(f"{DOT} + slopes[h] * f32(k - q)", ("slopes: f32[2]",)), _SMALL, 32, 32
@@ -260,9 +267,7 @@ CASES: dict[str, Case] = {
     "parts": Case(attention(), {"S": 20, "T": 300}, 16, 32, parts=2),
     "decode_parts": Case(_GROUPED, {"S": 1, "T": 300}, None, 32, parts=3),
     "least_fill": Case(  # rows 0 to 2 are dead: a mean over all keys
-        attention(
-            f"where(M[b, k] & (q >= 3), {DOT}, -3.4028234663852886e+38)", ("M: bool[2, T]",)
-        ),
+        attention(f"where(M[b, k] & (q >= 3), {DOT}, -3.4028234663852886e+38)", ("M: bool[2, T]",)),
         _SMALL,
         32,
         32,

@@ -107,7 +107,9 @@ class _Lowering:
         )
 
     def _bound_expressions(self) -> list[Expr]:
-        return [e for b in self.schedule.bounds if b for e in (b.lo, b.full_lo, b.full_hi, b.hi)]
+        return [
+            e for b in self.schedule.bounds if b for e in (b.head, b.lo, b.full_lo, b.full_hi, b.hi)
+        ]
 
     # -- The grid and the tile of rows.
 
@@ -232,7 +234,7 @@ class _Lowering:
         places: Places,
         linear: tuple[tuple[Dim, Value], ...],
     ) -> tuple[Value, ...]:
-        """The sweep over tiles: edge tiles, full tiles, edge tiles."""
+        """The sweep over tiles: those before a gap, edge tiles, full tiles, edge tiles."""
         assert self.cols is not None
         axis, dims = self.cols, self.schedule.cols
         total = simplify(_product([d.extent for d in dims]))
@@ -241,11 +243,13 @@ class _Lowering:
             bounds = None
         exact = self.schedule.exact
         ranges = self._positions if exact else self._ranges
-        lo, full_lo, full_hi, hi = ranges(bounds, total, places)
+        head, lo, full_lo, full_hi, hi = ranges(bounds, total, places)
         ragged = not exact and not _divides(axis.block, total)
         values = [v for _, v, _ in carried]
         rest_is_ragged = bounds is None or simplify(bounds.full_hi) is total
+        short = bounds is not None and _at_most(bounds.head, axis.block)
         for start, end, full, single in (
+            (self._zero(), head, False, short),
             (lo, full_lo, False, False),
             (full_lo, full_hi, True, False),
             (full_hi, hi, False, rest_is_ragged),
@@ -283,13 +287,13 @@ class _Lowering:
 
     def _positions(
         self, bounds: Bounds | None, total: Expr, places: Places
-    ) -> tuple[Value, Value, Value, Value]:
-        """lo, full_lo, full_hi, hi of a schedule whose tiles end exactly there."""
+    ) -> tuple[Value, Value, Value, Value, Value]:
+        """head, lo, full_lo, full_hi, hi of a schedule whose tiles end exactly there."""
         b, zero = self.b, self._zero()
         extremes = self._with_extremes(places)
         end = self._index(total, extremes)
         if bounds is None:
-            return zero, zero, end, end
+            return zero, zero, zero, end, end
 
         def clip(expr: Expr, low: Value, high: Value) -> Value:
             expr = simplify(expr)
@@ -300,10 +304,11 @@ class _Lowering:
                 return low  # nothing is below 0
             return b.compute("min", b.compute("max", at, low), high)
 
-        hi = clip(bounds.hi, zero, end)
-        lo = clip(bounds.lo, zero, hi)
+        head = clip(bounds.head, zero, end)
+        hi = clip(bounds.hi, head, end)
+        lo = clip(bounds.lo, head, hi)
         full_lo = clip(bounds.full_lo, lo, hi)
-        return lo, full_lo, clip(bounds.full_hi, full_lo, hi), hi
+        return head, lo, full_lo, clip(bounds.full_hi, full_lo, hi), hi
 
     def _tile_body(
         self,
@@ -350,8 +355,8 @@ class _Lowering:
 
     def _ranges(
         self, bounds: Bounds | None, total: Expr, places: Places
-    ) -> tuple[Value, Value, Value, Value]:
-        """lo, full_lo, full_hi, hi in tiles."""
+    ) -> tuple[Value, Value, Value, Value, Value]:
+        """head, lo, full_lo, full_hi, hi in tiles."""
         assert self.cols is not None
         b, block = self.b, self.cols.block
         zero = b.constant(0, DType.I32)
@@ -362,7 +367,7 @@ class _Lowering:
         tiles = index(floordiv(add(total, const(block - 1)), const(block)))
         whole = index(floordiv(total, const(block)))
         if bounds is None:
-            return zero, zero, whole, tiles
+            return zero, zero, zero, whole, tiles
         size = b.constant(block, DType.I32)
 
         def down(expr: Expr) -> Value:
@@ -377,11 +382,12 @@ class _Lowering:
                 return low  # nothing is below 0
             return b.compute("min", b.compute("max", at, low), high)
 
-        hi = clip(up(bounds.hi), zero, tiles)
-        lo = clip(down(bounds.lo), zero, hi)
+        head = clip(up(bounds.head), zero, tiles)
+        hi = clip(up(bounds.hi), head, tiles)
+        lo = clip(down(bounds.lo), head, hi)
         full_lo = clip(up(bounds.full_lo), lo, hi)
         full_hi = b.compute("min", down(bounds.full_hi), whole)
-        return lo, full_lo, clip(full_hi, full_lo, hi), hi
+        return head, lo, full_lo, clip(full_hi, full_lo, hi), hi
 
     def _with_extremes(self, places: Places) -> Places:
         """Places that also know the first and last positions of the row tile."""
@@ -765,6 +771,16 @@ def _product(extents: Sequence[Expr]) -> Expr:
     for e in extents:
         total = e if total is ONE else mul(total, e)
     return simplify(total)
+
+
+def _at_most(expr: Expr, limit: int) -> bool:
+    match expr:
+        case Const(value, _):
+            return value <= limit
+        case Binary("min", a, b):
+            return _at_most(a, limit) or _at_most(b, limit)
+        case _:
+            return False
 
 
 def _divides(block: int, total: Expr) -> bool:

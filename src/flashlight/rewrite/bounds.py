@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 from flashlight.ir.dtypes import DType
@@ -72,7 +72,8 @@ def _pass_bounds(
     lo = ZERO if found.lo is None else found.lo
     hi = extent if found.hi is None else found.hi
     full_lo, full_hi = found.full or (extent, extent)
-    return Bounds(lo, full_lo, full_hi, hi, found.holds if found.full else ())
+    head = ZERO if found.head is None else found.head
+    return Bounds(lo, full_lo, full_hi, hi, found.holds if found.full else (), head)
 
 
 def loop_skips(
@@ -266,14 +267,28 @@ def has_live_position(condition: Expr, rows: tuple[Dim, ...], col: Dim) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Positions along the loop dim: outside [lo, hi) the condition is false for all rows of the tile (None: no such bound);
-    within `full` every condition of `holds` is true for all of them (None: no such range is known).
+    """Positions along the loop dim: outside [lo, hi) and [0, head) the condition is false for all rows of the tile.
+
+    Attributes:
+        lo, hi: None: no such bound.
+        full: where every condition of `holds` is true for all rows of the tile (None: no such range is known).
+        head: None: nothing before lo.
+        level: the condition reads no position of the loop dim; its range is everything or nothing.
     """
 
     lo: Expr | None = None
     hi: Expr | None = None
     full: tuple[Expr, Expr] | None = None
     holds: tuple[Expr, ...] = ()
+    head: Expr | None = None
+    level: bool = False
+
+    def hull(self) -> Interval:
+        """The same as one range."""
+        if self.head is None:
+            return self
+        hi = None if self.hi is None else _extremum("max", [self.head, self.hi])
+        return replace(self, lo=None, hi=hi, head=None)
 
 
 _UNKNOWN = Interval()
@@ -285,7 +300,7 @@ def interval(condition: Expr, rows: frozenset[Dim], col: Dim) -> Interval:
         case Binary("and", a, b):
             return _intersection(interval(a, rows, col), interval(b, rows, col))
         case Binary("or", a, b):
-            return _union(interval(a, rows, col), interval(b, rows, col), condition)
+            return _union(interval(a, rows, col), interval(b, rows, col), (a, b), condition)
         case Binary("le", a, b):
             return _half_line(polynomial(b) - polynomial(a), condition, rows, col)
         case Binary("eq", a, b) if dtype_of(a).is_int and dtype_of(b).is_int:
@@ -303,17 +318,24 @@ def interval(condition: Expr, rows: frozenset[Dim], col: Dim) -> Interval:
 def _half_line(slack: Polynomial, atom: Expr, rows: frozenset[Dim], col: Dim) -> Interval:
     """Where slack >= 0, for a slack that is linear in the position along `col`, or in the position // a constant."""
     varying = [(m, c) for m, c in slack.terms if any(col in free_dims(a) for a in m)]
+    if not varying:
+        return _all_or_nothing(slack, atom, rows, col)
     if len(varying) != 1 or len(varying[0][0]) != 1:
         return _UNKNOWN
     ((position,), slope) = varying[0]
+    rest = slack - Polynomial.of(varying)
     match position:
         case Index():
             block = 1
         case Binary("floordiv", Index(), Const(value, _)) if value > 0:
             block = int(value)
+        case Unary("abs", x):
+            ends = polynomial(x), polynomial(x).scaled(-1)
+            return _extremum_line(ends, "max", slope, rest, atom, rows, col)
+        case Binary("min" | "max" as op, a, b):
+            return _extremum_line((polynomial(a), polynomial(b)), op, slope, rest, atom, rows, col)
         case _:
             return _UNKNOWN
-    rest = slack - Polynomial.of(varying)
     least, greatest = extreme(rest, rows, greatest=False), extreme(rest, rows, greatest=True)
     if slope > 0:  # position >= ceil(-rest / slope)
         lo = None if greatest is None else _times(_ceil_div(greatest, slope), block)
@@ -322,6 +344,40 @@ def _half_line(slack: Polynomial, atom: Expr, rows: frozenset[Dim], col: Dim) ->
     hi = None if greatest is None else _times(_floor_div_up(greatest, -slope), block)
     full = None if least is None else (ZERO, _times(_floor_div_up(least, -slope), block))
     return Interval(None, hi, full, (atom,) if full else ())
+
+
+def _extremum_line(
+    choices: tuple[Polynomial, Polynomial],
+    op: str,
+    slope: int,
+    rest: Polynomial,
+    atom: Expr,
+    rows: frozenset[Dim],
+    col: Dim,
+) -> Interval:
+    """Where slope * min or max of two choices + rest >= 0: for both choices, or for one of them."""
+    a, b = (_half_line(rest + c.scaled(slope), atom, rows, col) for c in choices)
+    if (op == "min") == (slope > 0):
+        both = _intersection(a, b)
+        return both if a.full and b.full else replace(both, full=None, holds=())
+    if a.level or b.level:
+        return _UNKNOWN
+    return _union(a, b, (atom, atom), atom)
+
+
+def _all_or_nothing(slack: Polynomial, atom: Expr, rows: frozenset[Dim], col: Dim) -> Interval:
+    """Where slack >= 0, for a slack that does not vary along `col`."""
+    least, greatest = extreme(slack, rows, greatest=False), extreme(slack, rows, greatest=True)
+    if least is None or greatest is None:
+        return _UNKNOWN
+    possible, sure = (simplify(Binary("le", ZERO, end)) for end in (greatest, least))
+    return Interval(
+        simplify(Select(possible, ZERO, col.extent)),
+        simplify(Select(possible, col.extent, ZERO)),
+        (simplify(Select(sure, ZERO, col.extent)), col.extent),
+        (atom,),
+        level=True,
+    )
 
 
 def _times(position: Expr, block: int) -> Expr:
@@ -379,20 +435,50 @@ def _intersection(a: Interval, b: Interval) -> Interval:
             _extremum("max", [i.full[0] for i in known if i.full]),
             _extremum("min", [i.full[1] for i in known if i.full]),
         )
+    holds = tuple(h for i in known for h in i.holds)
+    if (
+        a.level or b.level
+    ):  # where a row tile has nothing at all, its loop may run: bounds stay simple
+        rest = _UNKNOWN if a.level and b.level else b if a.level else a
+        return replace(rest, full=full, holds=holds)
+    if (a.head is None) == (b.head is None) or (a if a.head is None else b).lo is not None:
+        a, b = a.hull(), b.hull()  # two ranges that do not both begin at 0 are not kept apart
+    heads = [i.head if i.head is not None else i.hi for i in (a, b)]
     return Interval(
         _extremum("max", [i.lo for i in (a, b) if i.lo is not None]) if a.lo or b.lo else None,
         _extremum("min", [i.hi for i in (a, b) if i.hi is not None]) if a.hi or b.hi else None,
         full,
-        tuple(h for i in known for h in i.holds),
+        holds,
+        _extremum("min", heads) if a.head or b.head else None,
     )
 
 
-def _union(a: Interval, b: Interval, whole: Binary) -> Interval:
-    """The hull of what may be live; what is full is joined where the two ranges share an end."""
+def _union(a: Interval, b: Interval, either: tuple[Expr, Expr], whole: Expr) -> Interval:
+    """A range that begins at 0 beside one that does not, or the hull; what is full is joined where the two ranges share an end.
+
+    Args:
+        a: where the first of `either` holds.
+        b: where the second does.
+        either: two conditions of which one must hold.
+        whole: the condition that this is.
+    """
+    decided = _decided(a, either[0]), _decided(b, either[1])
+    full = decided[0] if b.level else decided[1] if a.level else _joined(*decided)
+    for one, other, best in ((a, b, decided[1]), (b, a, decided[0])):
+        if _begins(one) and other.lo is not None and other.head is None and not other.level:
+            kept = best or full
+            return Interval(other.lo, other.hi, kept, (whole,) if kept else (), one.hi)
+    if not a.level and not b.level:
+        a, b = a.hull(), b.hull()
     lo = _extremum("min", [a.lo, b.lo]) if a.lo is not None and b.lo is not None else None
     hi = _extremum("max", [a.hi, b.hi]) if a.hi is not None and b.hi is not None else None
-    full = _joined(_decided(a, whole.a), _decided(b, whole.b))
-    return Interval(lo, hi, full, (whole,) if full else ())
+    head = None if lo is None else a.head if a.head is not None else b.head
+    return Interval(lo, hi, full, (whole,) if full else (), head, a.level and b.level)
+
+
+def _begins(i: Interval) -> bool:
+    """Whether it is one range from 0 to a known end."""
+    return i.lo is None and i.hi is not None and i.head is None
 
 
 def _decided(i: Interval, condition: Expr) -> tuple[Expr, Expr] | None:

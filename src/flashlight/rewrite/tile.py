@@ -12,6 +12,7 @@ from typing import Literal
 
 from flashlight.ir.dtypes import DType
 from flashlight.ir.exprs import (
+    ZERO,
     Binary,
     Cast,
     Const,
@@ -33,8 +34,8 @@ Unit = Literal["gpu", "cpu"]
 class Bounds:
     """Where a pass need not run, for a tile of rows: four positions lo <= full_lo <= full_hi <= hi along the tiled loop dim.
 
-    Only positions in [lo, hi) can contribute; in [full_lo, full_hi) every condition of `holds` is true for all rows of the
-    tile. The expressions read sizes, grid dims (`Index(dim)`), loads at those, and the extremes of a row tile, spelled
+    Only positions in [lo, hi), and those before `head`, can contribute; in [full_lo, full_hi) every condition of `holds` is true
+    for all rows of the tile. The expressions read sizes, grid dims (`Index(dim)`), loads at those, and the extremes of a row tile, spelled
     `Index(first(dim))` and `Index(last(dim))` for a dim of the rows. They are clipped to the dim's extent and rounded to tiles
     outwards (lo, hi) and inwards (full_lo, full_hi) when lowered.
     """
@@ -44,6 +45,7 @@ class Bounds:
     full_hi: Expr
     hi: Expr
     holds: tuple[Expr, ...] = ()
+    head: Expr = ZERO
 
 
 def first(dim: Dim) -> Dim:
