@@ -245,6 +245,37 @@ def test_joined_keys_go_in_where_the_loop_can_be_cut() -> None:
     assert any("cat" in str(n.target) for n in emitted.inputs)
 
 
+def test_a_join_that_several_regions_read_goes_into_each() -> None:
+    def fn(x: T, y: T) -> tuple[T, T]:
+        return torch.cdist(x, y).amin(1), torch.cdist(x, x).mean(1)
+
+    finder = finder_of(fn, r(60, 3), r(70, 3))
+    for region in finder.regions():
+        emitted = emit(region, finder.lifter, finder.hints)
+        assert not [n for n in emitted.inputs if "cat" in str(n.target)]
+
+
+def test_scores_may_be_sums_of_two_projections() -> None:
+    def graph_attention(h: T, left: T, right: T, adjacent: T) -> T:
+        e = F.leaky_relu((h * left).sum(-1)[:, None] + (h * right).sum(-1)[None], 0.2)
+        e = e.masked_fill(~adjacent[..., None], -torch.inf)
+        return torch.einsum("ijh,jhd->ihd", e.softmax(1), h)
+
+    adjacent = torch.ones(60, 60).tril().bool()
+    emitted = program_of(graph_attention, r(60, 2, 8), r(2, 8), r(2, 8), adjacent)
+    assert max(n.meta["val"].numel() for n in emitted.inputs) <= 60 * 60
+
+
+def test_mixed_heads_are_refused_and_said() -> None:
+    def talking(q: T, k: T, v: T, mix: T) -> T:
+        s = torch.einsum("gh,bhij->bgij", mix, q @ k.mT)
+        return torch.einsum("gh,bhij->bgij", mix, s.softmax(-1)) @ v
+
+    finder = finder_of(talking, Q, K, V, r(3, 3))
+    assert finder.regions() == []
+    assert [f.code for f in finder.refusals] == ["scores-mixed"]
+
+
 def test_neighbouring_blocks_are_one_index() -> None:
     def fn(q: T, k: T, v: T) -> T:
         def look(x: T) -> T:

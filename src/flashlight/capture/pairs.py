@@ -162,7 +162,8 @@ class Pairs:
                 for i in kept
             )
             return Pairing(pairs, False, frozenset(i.source for i in kept))
-        outer = self._outer_product(cell) if not incoming else None
+        has_two_sides = any(i.pair.rows and i.pair.columns for i in incoming)
+        outer = self._outer_product(cell) if not has_two_sides else None
         if outer is not None:
             return Pairing(frozenset((outer,)), False, frozenset(), origin=True)
         return Pairing()

@@ -387,8 +387,10 @@ class Finder:
         one part is small), or they are one tensor after all.
         """
         assert region.pairs is not None
-        if self._outside(cell, region.members):
-            return False
+        for node in self._outside(cell, region.members):
+            others = self._cells_of(node)
+            if not others or not all(region.pairs.of[c.name].contraction for c in others):
+                return False  # it is written anyway
         read = [load for load in reader.loads() if load.buffer.name == cell.name]
         places = [n for n, d in enumerate(cell.nest.parallel) if d in joined]
         met = {d for load in read for n in places for d in free_dims(load.index[n])}
@@ -525,7 +527,7 @@ class Finder:
     # -- Refusals
 
     def _note_open(self, pairs: Pairs, closed: set[str]) -> None:
-        """Note scores that an op without a rule reads and that nothing closes, if they are the largest thing around."""
+        """Note scores that nothing closes: an op without a rule reads them, or a product mixes them (talking heads)."""
         for name, known in pairs.of.items():
             if name in closed or not any(p.is_strong for p in known.pairs):
                 continue
@@ -533,9 +535,14 @@ class Finder:
             if any(e.buffer.name in closed for e in cell.loads()):
                 continue
             reading = sorted(self._outside(cell, closed), key=self.order.__getitem__)
-            strange = [n for n in reading if n.op == "call_function" and not self._cells_of(n)]
+            strange = [n for n in reading if n.op == "call_function" and self._ends(n, pairs)]
             if strange:
                 self._refuse_node(Region(set(), {name}), strange[0], cell)
+
+    def _ends(self, node: Node, pairs: Pairs) -> bool:
+        """Whether what is known of pairs ends at a node that reads some."""
+        cells = [pairs.of[c.name] for c in self._cells_of(node)]
+        return all(c.contraction and not c.pairs and not c.closes for c in cells)
 
     def _refuse_node(self, region: Region, node: Node, cell: Cell | None = None) -> None:
         """Say which node keeps scores from being fused."""
@@ -560,6 +567,13 @@ class Finder:
                 f"no-rule:{name.removesuffix('.default')}",
                 f"The op '{name}' stands on scores and cannot be fused.",
                 where,
+            )
+        if any(c.contraction for c in self._cells_of(node)):
+            return Refusal(
+                "scores-mixed",
+                f"The op '{name}' makes new scores of several, such as those of all heads.",
+                where,
+                "Mixing the results instead of the scores would be fused.",
             )
         return Refusal(
             "scores-read-elsewhere",
