@@ -107,3 +107,18 @@ def test_constant_factors_are_one() -> None:
     text = body_of_full_tiles(source(attention(score, sizes=FULL)))
     (line,) = [x for x in text.splitlines() if "tanh" in x]
     assert line.count(" * ") == 1
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        f"where(k <= q, {DOT}, -10000000000.0)",
+        f"{DOT} + where(k <= q, 0.0, -3.3895313892515355e+38)",
+    ],
+    ids=["filled", "added"],
+)
+def test_fills_cost_nothing_where_there_are_none(score: str) -> None:
+    body = body_of_full_tiles(source(attention(score, sizes=FULL)))
+    (line,) = [x for x in body.splitlines() if "tl.exp2" in x and "[:, None]" in x]
+    assert re.fullmatch(r" +p = tl\.exp2\(dot \* [\d.]+ \+ \w+\[:, None\]\)", line)
+    assert "tl.max(dot, 1)" in body

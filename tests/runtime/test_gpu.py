@@ -31,9 +31,11 @@ def test_descriptors_need_aligned_strides() -> None:
     assert gpu.describable_axis(torch.empty(1, 64).expand(4, 64)) == -1
 
 
-def test_axes_of_one_element_do_not_matter() -> None:
-    assert gpu.unit_axis((1, 8), (7, 1), 2) == 1
-    assert gpu.unit_axis((8, 1), (1, 1), 2) == 0
+def test_axes_of_one_element() -> None:
+    assert gpu.unit_axis((1, 8), (8, 1), 2) == 1
+    assert gpu.unit_axis((1, 8), (0, 1), 2) == 1
+    assert gpu.unit_axis((1, 8), (7, 1), 2) == -1, "a descriptor holds the stride all the same"
+    assert gpu.unit_axis((8, 1), (1, 8), 2) == 0
     assert gpu.unit_axis((1, 1), (3, 5), 2) == -1
 
 

@@ -230,6 +230,19 @@ CASES: dict[str, Case] = {
     ),
     "causal": Case(attention(f"where(k <= q, {DOT}, -inf)"), _SQUARE, 32, 16),
     "window": Case(attention(f"where((k <= q) & (q - k <= 20), {DOT}, -inf)"), _SQUARE, 32, 16),
+    "filled": Case(
+        attention(f"where((k <= q) & (q - k <= 60), {DOT}, -10000000000.0)"), _SQUARE, 16, 16
+    ),
+    "filled_with_infinities": Case(
+        attention(f"where((k <= q) & (q - k <= 60), {DOT}, -3.3895313892515355e+38)"),
+        _SQUARE,
+        16,
+        16,
+        special="inf",
+    ),
+    "filled_by_sums": Case(
+        attention(f"{DOT} + where(k <= q, 0.0, -3.3895313892515355e+38)"), _SQUARE, 16, 16
+    ),
     "window_with_anchors": Case(
         attention(f"where((k <= q) & ((q - k <= 20) | (k < 3)), {DOT}, -inf)"), _LONG, 32, 16
     ),

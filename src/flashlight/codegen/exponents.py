@@ -31,8 +31,11 @@ from flashlight.ir.exprs import (
 from flashlight.ir.monoids import MAX, MIN, SUM
 from flashlight.ir.nests import Carry, Give, Loop, Pass, Shift
 from flashlight.ir.visit import children, free_dims, replace_loads, rewrite
+from flashlight.rewrite.simplify import simplify
 
 LOG2_E = 1.4426950408889634
+LARGEST = float.fromhex("0x1.fffffep+127")
+"""The largest float of 32 bits."""
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**127  # of floats with all their bits
 
 
@@ -226,6 +229,10 @@ class Scaled:
             case _:
                 return self._plain(expr)
 
+    def tame(self, expr: Expr) -> Expr:
+        """factor * expr for an exponent whose scores are not huge, although its reference may be: that stays finite."""
+        return rewrite(replace(self, wide=False, shared=frozenset())(expr), _finite_reference)
+
     def _is_cheap(self, expr: Expr) -> bool:
         dims = free_dims(expr)
         return not (dims & self.rows and dims & self.cols)
@@ -237,6 +244,15 @@ class Scaled:
         return mul(rest, _product(scale, Const(self.factor, DType.F32)))
 
 
+def _finite_reference(expr: Expr) -> Expr | None:
+    match expr:
+        case Binary("mul", Unary("anchor", _), Const(_, DType.F32)):
+            most = Const(LARGEST, DType.F32)
+            return Binary("max", Binary("min", expr, most), neg(most))
+        case _:
+            return None
+
+
 HUGE = 1e5
 """log2(e) times a float from here on rounds by more than an exponent may be wrong (and from 1e38 on to infinity): with a fused
 multiply-add, the difference of two equal fills of -1e10 would be some hundreds."""
@@ -244,18 +260,43 @@ multiply-add, the difference of two equal fills of -1e10 would be some hundreds.
 
 def may_be_huge(loop: Loop) -> bool:
     """Whether a score may be too large to be multiplied: a fill with a finite number, or a mask that is added and not known."""
-    for carry in loop.carries:
-        if carry.monoid not in (MAX, MIN):
-            continue
-        for node in outside_sums(carry.body):
-            match node:
-                case Const(value, dtype) if dtype.is_float and HUGE <= abs(value) < math.inf:
-                    return True
-                case Load(buffer, _) if buffer.dtype.is_float and free_dims(node) & set(loop.loop):
-                    return True
-                case _:
-                    pass
+    return any(is_huge(c.body, loop) for c in loop.carries if c.monoid in (MAX, MIN))
+
+
+def is_huge(score: Expr, loop: Loop) -> bool:
+    """Whether a score may be too large to be multiplied."""
+    for node in outside_sums(score):
+        match node:
+            case Const(value, dtype) if dtype.is_float and HUGE <= abs(value) < math.inf:
+                return True
+            case Load(buffer, _) if buffer.dtype.is_float and free_dims(node) & set(loop.loop):
+                return True
+            case _:
+                pass
     return False
+
+
+def where_known(expr: Expr, facts: frozenset[Expr]) -> Expr:
+    """An expression without the branches that are not taken where some conditions (simplified ones) hold."""
+
+    def rule(node: Expr) -> Expr | None:
+        match node:
+            case Select(condition, a, _) if _holds(condition, facts):
+                return a
+            case Binary("add" | "sub", x, Const(0.0, _)):
+                return x
+            case _:
+                return None
+
+    return rewrite(expr, rule)
+
+
+def _holds(condition: Expr, facts: frozenset[Expr]) -> bool:
+    match condition:
+        case Binary("and", a, b) if _holds(a, facts) and _holds(b, facts):
+            return True
+        case _:
+            return simplify(condition) in facts
 
 
 def outside_sums(expr: Expr) -> Iterator[Expr]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from flashlight.codegen.between import ranges_in
 from flashlight.codegen.blocks import Axis, Value
 from flashlight.codegen.builder import Builder, unsupported
-from flashlight.codegen.exponents import Scaled
+from flashlight.codegen.exponents import Scaled, where_known
 from flashlight.codegen.places import Place, Places, fits_i32, interval
 from flashlight.codegen.separate import (
     Separated,
@@ -58,12 +58,14 @@ class Context:
         carried: values of carries and gives of the same loop, by name, with their dims.
         facts: conditions known to hold here.
         clamped: maxima whose anchor may be any finite number where they are not finite themselves, with the number.
+        tame: no score is huge where the facts hold, though some may be elsewhere.
     """
 
     places: Places
     carried: Mapping[str, tuple[tuple[Dim, ...], Value]]
     facts: frozenset[Expr] = frozenset()
     clamped: Mapping[str, float] = field(default_factory=dict)
+    tame: bool = False
     memo: dict[tuple[Expr, bool], Value] = field(default_factory=dict)
 
     def extended(
@@ -78,6 +80,7 @@ class Context:
             self.carried if carried is None else carried,
             self.facts if facts is None else facts,
             self.clamped,
+            self.tame,
         )
 
     def without(self, dims: tuple[Dim, ...]) -> Context:
@@ -299,7 +302,8 @@ class Expressions:
             case "exp" if dtype is DType.F32 and _is_relative(x):
                 exponent = self._exponent(x, ctx, guarded)
                 if exponent is None:
-                    exponent = self.typed(self.scaled(x), dtype, ctx, guarded)
+                    tame = ctx.tame and self.scaled.tame(where_known(x, ctx.facts))
+                    exponent = self.typed(tame or self.scaled(x), dtype, ctx, guarded)
                 return b.compute("exp2", exponent, hint="p")
             case "anchor" if isinstance(x, Load) and x.buffer.name in ctx.clamped:
                 value = self.typed(x, dtype, ctx, guarded)

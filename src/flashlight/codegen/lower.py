@@ -11,7 +11,17 @@ from itertools import combinations
 from flashlight.codegen.blocks import Axis, GridDim, Kernel, Subscript, Value, walk
 from flashlight.codegen.blocks import Fetch as FetchOp
 from flashlight.codegen.builder import Builder, unsupported
-from flashlight.codegen.exponents import LOG2_E, Scaled, anchored, may_be_huge, prepare
+from flashlight.codegen.exponents import (
+    LARGEST,
+    LOG2_E,
+    Scaled,
+    anchored,
+    is_huge,
+    may_be_huge,
+    prepare,
+    scale_of,
+    where_known,
+)
 from flashlight.codegen.expressions import (
     Context,
     Expressions,
@@ -43,8 +53,6 @@ from flashlight.ir.nests import Carry, Give, Loop, Pass, Shift
 from flashlight.ir.visit import free_dims, loads, reads
 from flashlight.rewrite.simplify import simplify
 from flashlight.rewrite.tile import Bounds, Schedule, first, last
-
-_LARGEST = float.fromhex("0x1.fffffep+127")
 
 
 def lower(loop: Loop, schedule: Schedule, name: str = "kernel") -> Kernel:
@@ -453,20 +461,28 @@ class _Lowering:
             n = len(self._slots(c))
             before[c.name] = (c.dims, old[at + n - 1])
             at += n
-        old_ctx = Context(places, before, holds, self.clamped)
+        tame = self._is_tame(holds)
+        old_ctx = Context(places, before, holds, self.clamped, tame)
         self.old_references = dict(zip(self.references, old[at:], strict=True))
         now = dict(before)
         result: list[Value] = []
         at = 0
         for c in p.carries:
             n = len(self._slots(c))
-            ctx = Context(places, now, holds, self.clamped)
+            ctx = Context(places, now, holds, self.clamped, tame)
             values = self._carry(c, p, old[at : at + n], old_ctx, ctx, linear)
             result += values
             at += n
             now = {**now, c.name: (c.dims, values[-1])}
         ctx = Context(places, now, holds, self.clamped)
         return result + [self._reference(w, ctx) for w in self.references]
+
+    def _is_tame(self, holds: frozenset[Expr]) -> bool:
+        """Whether no score is huge where some conditions hold, though some are elsewhere (fills)."""
+        if self.schedule.exact or not self.ex.scaled.wide or not holds:
+            return False
+        scores = (c.body for c in self.loop.carries if c.monoid in (MAX, MIN))
+        return not any(is_huge(where_known(s, holds), self.loop) for s in scores)
 
     def _carry(
         self,
@@ -484,18 +500,28 @@ class _Lowering:
             moved = self._moved(c, p, old[0], before, now)
             return [self._accumulated(c, moved, now)]
         nan = self._must_propagate(c)
+        scale: Expr | None = None
         apart = self.ex.separated(c.body, now) if c.dtype is DType.F32 else None
         if apart is not None and apart.tile is not None and apart.scale > 0:
             value = self._inside(apart.tile, c.monoid, now)
         else:
             apart = None
-            value = self._tile_value(c.body, c.dtype, c.monoid, now)
+            scale, body = self._tame_scale(c, now)
+            value = self._tile_value(body, c.dtype, c.monoid, now)
         if self.cols is not None and self.cols in value.axes:
             value = b.fold(c.monoid, value, self.cols, nan=nan, hint=f"{c.name}_tile")
+        if scale is not None:
+            value = b.compute("mul", value, self.ex.typed(scale, c.dtype, now))
         if apart is not None and apart.row is not None:
-            scale = b.constant(apart.scale, DType.F32)
-            value = b.compute("fma", value, scale, apart.row, hint=f"{c.name}_tile")
+            by = b.constant(apart.scale, DType.F32)
+            value = b.compute("fma", value, by, apart.row, hint=f"{c.name}_tile")
         return [combine(b, c.monoid, old[0], value, nan=nan)]
+
+    def _tame_scale(self, c: Carry, ctx: Context) -> tuple[Expr | None, Expr]:
+        """(scale, body) of an extremum: where no fill is in the way, the scale is applied to the result."""
+        if not ctx.tame or c.dtype is not DType.F32:
+            return None, c.body
+        return scale_of(where_known(c.body, ctx.facts), frozenset(self.loop.loop))
 
     def _tile_value(self, body: Expr, dtype: DType, monoid: Monoid, ctx: Context) -> Value:
         """A carry's body with the monoid's identity past the end of the loop."""
@@ -559,7 +585,7 @@ class _Lowering:
         phi = b.compute("exp2" if base2 else "exp", exponent, hint="phi")
         if not all(_maximum(w) in self.clamped for w in c.weight):
             # Leaving the unset state, the reference jumps from 0: the factor may be inf while the sum is 0.
-            largest = _LARGEST if base2 else sys.float_info.max
+            largest = LARGEST if base2 else sys.float_info.max
             phi = b.compute("minnum", phi, b.constant(largest, c.dtype), hint="phi")
         return b.compute("mul", total, phi, hint=c.name)
 
@@ -607,7 +633,7 @@ class _Lowering:
         """
         if self.schedule.exact:  # C++'s exp2 takes no such exponents
             return {}
-        most = _LARGEST if self.ex.scaled.wide else 1e37
+        most = LARGEST if self.ex.scaled.wide else 1e37
         found: dict[str, float] = {}
         for c in p.carries:
             if c.monoid is not MAX or c.dtype is not DType.F32:

@@ -454,10 +454,11 @@ def describable_axis(t: torch.Tensor) -> int:
 
 
 def unit_axis(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> int:
-    """The axis of stride 1 if all other strides are positive multiples of 16 bytes, else -1."""
-    axes = [n for n in range(len(shape)) if shape[n] > 1]
-    unit = next((n for n in reversed(axes) if strides[n] == 1), -1)
-    if any(strides[n] <= 0 or strides[n] * itemsize % 16 for n in axes if n != unit):
+    """The axis of stride 1 if all other strides are multiples of 16 bytes, and positive where there is more than one element."""
+    axes = range(len(shape))
+    unit = next((n for n in reversed(axes) if shape[n] > 1 and strides[n] == 1), -1)
+    others = [n for n in axes if n != unit]
+    if any(strides[n] * itemsize % 16 or (strides[n] <= 0 and shape[n] > 1) for n in others):
         return -1
     return unit
 
