@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
+from flashlight.capture.lowering import example
 from tests.support.inductor_process import generated_code
 
 pytest.importorskip("triton")
@@ -26,3 +28,15 @@ def test_symbolic_lengths() -> None:
     launch = re.search(r"canonical\w*\.run\((.*)\)", code)
     assert launch
     assert re.search(r"\bs\d+\b.*//", launch.group(1)), "the grid follows the length"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "strides"),
+    [((4, 8), (8, 1)), ((4, 8), (0, 1)), ((4, 8), (1, 4)), ((0, 8), (8, 1)), ((), ())],
+    ids=["dense", "expanded", "transposed", "empty", "number"],
+)
+def test_tensors_to_tune_on(sizes: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    for dtype in (torch.float16, torch.int64, torch.bool):
+        tensor = example(sizes, strides, dtype, torch.device("cpu"))
+        assert (tensor.shape, tensor.stride()) == (sizes, strides)
+        assert tensor.isfinite().all()

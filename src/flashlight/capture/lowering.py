@@ -186,10 +186,7 @@ class _Expansion:
         for buffer in (*step.kernel.reads, *step.kernel.writes):
             size, stride, _ = self.layout(buffer.name, shapes)
             sizes, strides = [hint(n) for n in size], [hint(s) for s in stride]
-            tensor = torch.empty_strided(
-                sizes, strides, dtype=self.dtype(buffer.name), device=self.device
-            )
-            found[buffer.name] = tensor.normal_() if tensor.is_floating_point() else tensor.zero_()
+            found[buffer.name] = example(sizes, strides, self.dtype(buffer.name), self.device)
         return found
 
     def record(self, plan: Plan) -> None:
@@ -223,6 +220,16 @@ class _Expansion:
             tma_descriptor_metadata={},
             kwargs={n: v for n, v in arguments.items() if n not in constants},
         )
+
+
+def example(
+    sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """A tensor of random floats or of zeros; its elements may share memory, as those of an expanded one do."""
+    tensor = torch.empty_strided(sizes, strides, dtype=dtype, device=device)
+    memory = tensor.as_strided((tensor.untyped_storage().nbytes() // dtype.itemsize,), (1,))
+    memory.normal_() if dtype.is_floating_point else memory.zero_()
+    return tensor
 
 
 def plain(value: Any) -> Any:
