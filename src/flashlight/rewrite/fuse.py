@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from flashlight.errors import CompileError
 from flashlight.ir.exprs import Cast, Const, Dim, Expr, Load, Reduce, dtype_of
 from flashlight.ir.monoids import SUM
 from flashlight.ir.nests import Nest, Program
@@ -12,6 +13,13 @@ from flashlight.rewrite.simplify import simplify
 
 SMALL_CONTRACTION = 64
 """A contraction over at most so many terms may be recomputed for every element of a dim that it does not depend on."""
+
+LARGEST_BODY = 1500
+"""No body may have more distinct subexpressions. Those of attention have tens, or hundreds."""
+
+
+class TooLargeError(CompileError):
+    """Substitution multiplies the work: steps of a scan read the step before at several places each, so nothing is shared."""
 
 
 def fuse(program: Program) -> Program:
@@ -34,12 +42,15 @@ def fuse(program: Program) -> Program:
           nest peak (t | j) f32: max sum(d: Q[t, d] * K[j, d]) * 0.5
           output peak
     Legal when: always, for any index map: a reduced dim that the map would capture is renamed apart. Which contractions move is
-    a matter of cost, see `is_demoted`. A 16-bit nest leaves a cast behind, so that `online` can see what was rounded.
+    a matter of cost, see `is_demoted`. Raises TooLargeError where a body would grow out of bounds. A 16-bit nest leaves a cast
+    behind, so that `online` can see what was rounded.
     """
     outputs = set(program.outputs)
     done: dict[str, Nest] = {}
     for nest in program.nests:
         body = replace_loads(nest.body, lambda load: _pointwise_value(load, done))
+        if sum(1 for _ in walk(body)) > LARGEST_BODY:
+            raise TooLargeError(f"The body of '{nest.name}' is too large to be one kernel.")
         body = _demote(nest, simplify(body), done, outputs)
         done[nest.name] = _merged_sum(replace(nest, body=simplify(body)))
     return _reachable(program.with_statements(tuple(done.values())))

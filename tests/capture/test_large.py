@@ -1,0 +1,25 @@
+"""What would multiply beyond reason is refused before any kernel is built."""
+
+from __future__ import annotations
+
+import torch
+from torch._inductor.utils import fresh_inductor_cache
+
+from flashlight.capture.record import collecting
+
+
+def unrolled(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """States by a scan of doubling steps, each of which reads the step before at several places, summed against `c`."""
+    state = a[:, :, None] * b[:, None, :]
+    for shift in (1, 2, 4, 8, 16, 32):
+        before = torch.nn.functional.pad(state, (0, 0, shift, 0))[:, : state.shape[1]]
+        state = state * torch.tanh(before + before.flip(1)) + before
+    return torch.einsum("nsd,nd->ns", state, c)
+
+
+def test_scan_is_left_to_inductor() -> None:
+    a, b, c = torch.randn(3, 64), torch.randn(3, 48), torch.randn(3, 48)
+    with fresh_inductor_cache(), collecting() as found, torch.no_grad():
+        got = torch.compile(unrolled, backend="flashlight")(a, b, c)
+    assert [r.code for r in found.refusals] == ["too-large"]
+    torch.testing.assert_close(got, unrolled(a, b, c))
