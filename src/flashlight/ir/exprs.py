@@ -172,6 +172,13 @@ def const(value: bool | int | float, dtype: DType | None = None) -> Const:
     return Const(value, dtype)
 
 
+def largest(dtype: DType) -> Const:
+    """The largest finite number of a type that arithmetic runs in."""
+    return const(
+        {DType.F32: 3.4028234663852886e38, DType.F64: 1.7976931348623157e308}[dtype], dtype
+    )
+
+
 def add(a: Expr, b: Expr) -> Expr:
     return Binary("add", a, b)
 

@@ -20,6 +20,7 @@ from flashlight.ir.exprs import (
     dtype_of,
     exp,
     is_literal,
+    largest,
     neg,
     sub,
 )
@@ -147,7 +148,10 @@ def _filled(rest: Expr, peaks: dict[Expr, Expr], lone: set[Expr]) -> Expr | None
 
 
 def _correction(w: Weight, peak: Expr, exponents: frozenset[Exponent]) -> Correction:
-    """exp(-rho_anchored + w), w's addends one by one: rho's own first, so that large numbers cancel before small ones come."""
+    """exp(-rho_anchored + w), w's addends one by one: rho's own first, so that large numbers cancel before small ones come.
+
+    Beside exp(w) itself in one function (relu(exp(u - m) - exp(-m))), w may be huge where every u is small: eager's relu(-inf) is 0.
+    """
     parts = list(w.parts)
     total: Expr = anchor(peak)
     has_peak = neg(peak) in parts
@@ -157,7 +161,10 @@ def _correction(w: Weight, peak: Expr, exponents: frozenset[Exponent]) -> Correc
     for p in parts:
         minus, x = _signed(p)
         total = sub(total, x) if minus else add(total, x)
-    return Correction(exp(total), has_peak and not parts, exponents, w.guard, w.level)
+    factor = exp(total)
+    if len(exponents) > 1 and any(is_literal(x.u, 0) for x in exponents):
+        factor = Binary("min", factor, largest(dtype_of(factor)))
+    return Correction(factor, has_peak and not parts, exponents, w.guard, w.level)
 
 
 def _signed(x: Expr) -> tuple[bool, Expr]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from flashlight.ir.dtypes import DType
 from flashlight.ir.exprs import (
     Binary,
     Buffer,
@@ -20,6 +19,7 @@ from flashlight.ir.exprs import (
     const,
     exp,
     floordiv,
+    largest,
     mul,
     sub,
 )
@@ -30,8 +30,6 @@ from flashlight.rewrite.simplify import simplify
 
 PART_MULTIPLE = 128
 """Parts are whole numbers of tiles of up to so many positions, so that no tile is cut."""
-
-_LARGEST = {DType.F32: 3.4028234663852886e38, DType.F64: 1.7976931348623157e308}
 
 
 def why_not_split(loop: Loop) -> str | None:
@@ -194,7 +192,7 @@ def _merged(carry: Carry, results: dict[str, Buffer], part: Dim, loop: Loop) -> 
             move = sub(anchor(w), anchor(_at_part(w, results, part, loop)))
             moves = move if moves is None else add(moves, move)
         assert moves is not None
-        body = mul(body, Binary("min", exp(moves), const(_LARGEST[carry.dtype], carry.dtype)))
+        body = mul(body, Binary("min", exp(moves), largest(carry.dtype)))
     return replace(carry, body=body)
 
 
