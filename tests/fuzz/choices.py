@@ -15,6 +15,7 @@ FEATURES: Mapping[str, tuple[Any, ...]] = {
     "extra": (
         *("none", "lse", "peak", "entropy", "entropy_of_logs", "column_sums", "argmax"),
         *("largest_weight", "expected_key", "score_mean", "weight_squares", "argmax_of_weights"),
+        *("least", "variance", "received_most"),
     ),
     "epilogue": (
         *("none", "merge", "gate", "rms_norm", "layer_norm", "projected", "residual", "mean_rows"),
@@ -24,13 +25,18 @@ FEATURES: Mapping[str, tuple[Any, ...]] = {
         *("softmax", "handmade", "no_shift", "log_softmax", "minus_lse", "late", "sink", "plus_one"),
         *("in_float", "sigmoid", "relu_squared", "bare", "relu_normalised", "over_queries"),
         *("both_ways", "sharpened", "no_nan", "zeroed", "clamped_shift", "mean_shift", "kept_rows"),
+        *("softpick", "softplus", "stable_max", "two_norm", "log_plus_one", "gelu_one_norm", "gated"),
     ),
     "mask": (
         *("none", "causal", "bottom_right", "window", "band", "prefix", "ids", "ids_causal"),
         *("lengths", "dense", "dense_full", "additive", "blocks", "dilated", "head_window", "ranges"),
+        *("starts", "ones_triu", "several", "dense_heads", "sorted_ids"),
     ),
     "fill": ("-inf", "min", "-1e9", "-1e4"),
-    "masking": ("masked_fill", "where", "add", "multiply_late"),
+    "masking": (
+        *("masked_fill", "where", "add", "multiply_late", "float_times_fill", "log_of_mask", "chain"),
+        "in_place",
+    ),
     "bias": (
         *("none", "pair", "full", "per_head", "per_key", "table", "alibi", "alibi_signed"),
         *("buckets", "distance"),
@@ -38,12 +44,18 @@ FEATURES: Mapping[str, tuple[Any, ...]] = {
     "cap": ("none", "tanh", "temperature", "square", "clamp", "row_temperature"),
     "order": ("plain", "mask_first", "cap_first", "bias_last"),
     "scale": ("on_scores", "none", "on_queries", "divided", "both_roots", "on_keys", "learned"),
-    "prepare": ("none", "rotated", "normalised", "unit", "feature_map", "memory_keys", "flipped"),
+    "prepare": (
+        *("none", "rotated", "normalised", "unit", "feature_map", "memory_keys", "flipped"),
+        *("prefix_keys", "null_key", "shared_features", "quantised", "padded"),
+    ),
     "layout": (
         *("bhsd", "bshd", "bshd_einsum", "packed", "split_heads", "keys_transposed", "sliced"),
         *("strided", "projected"),
     ),
-    "scores": ("matmul", "einsum", "bmm", "baddbmm", "multiply_sum", "linear"),
+    "scores": (
+        *("matmul", "einsum", "bmm", "baddbmm", "multiply_sum", "linear"),
+        *("distance", "additive", "cosine"),
+    ),
     "product": ("matmul", "einsum", "bmm", "multiply_sum"),
     "sharing": ("repeat_interleave", "expand_reshape", "five_dims"),
     "values": ("plain", "large", "huge", "offset", "tiny", "nan"),
@@ -103,6 +115,11 @@ class Choices:
         return self.T or self.S
 
     @property
+    def more_keys(self) -> int:
+        """How many are put beside those of the arguments."""
+        return {"memory_keys": 1, "prefix_keys": 3, "null_key": 1, "padded": 2}.get(self.prepare, 0)
+
+    @property
     def width(self) -> int:
         """Of the values."""
         return self.E or self.D
@@ -135,12 +152,14 @@ def legal(c: Choices) -> Choices:
         c = replace(c, scores="einsum", product="einsum")
         if c.sharing == "five_dims":
             c = replace(c, sharing="repeat_interleave")
-    if c.is_five and c.scores in ("bmm", "baddbmm", "linear"):
+    if c.is_five and c.scores in ("bmm", "baddbmm", "linear", "cosine"):
         c = replace(c, scores="matmul")
     if c.is_five and c.product == "bmm":
         c = replace(c, product="matmul")
     if c.prepare in ("rotated",) and c.D % 2:
         c = replace(c, D=c.D + 1)
+    if c.mask == "starts":
+        c = replace(c, T=0, prepare="none" if c.more_keys else c.prepare)
     if c.masking == "multiply_late" and c.weights not in ("sigmoid", "relu_squared", "bare"):
         c = replace(c, masking="where")
     if c.weights in ("sigmoid", "relu_squared", "bare", "relu_normalised"):
@@ -157,21 +176,28 @@ def legal(c: Choices) -> Choices:
         c = replace(c, two="difference")
     if c.weights == "late" and c.extra not in ("none", "lse", "peak", "argmax", "score_mean"):
         c = replace(c, extra="lse")
-    if c.weights in ("no_shift", "mean_shift", "clamped_shift") and c.values in ("large", "huge"):
+    if c.weights in ("no_shift", "mean_shift", "clamped_shift", "two_norm") and c.values in (
+        "large",
+        "huge",
+    ):
         c = replace(c, values="plain")  # eager overflows
-    if c.dtype == "float16" and (c.values in ("huge",) or c.weights == "no_shift"):
+    if c.dtype == "float16" and (c.values in ("huge",) or c.weights in ("no_shift", "two_norm")):
         c = replace(c, values="plain")
+    if c.dtype == "float16" and c.weights in ("no_shift", "two_norm"):
+        c = replace(c, dtype="bfloat16")  # biases overflow too
+    if c.extra == "variance" and c.fill == "min":
+        c = replace(c, fill="-1e9")  # its square overflows
     if c.weights in ("zeroed", "kept_rows") and c.mask in ("none", "additive"):
         c = replace(c, mask="causal")
     if c.values == "nan" and c.extra in ("argmax", "argmax_of_weights"):
         c = replace(c, extra="none")
     if c.mask in ("ids", "ids_causal", "causal", "window") and c.keys < c.S and c.mask[0] == "i":
         c = replace(c, T=0)
-    if c.dynamic and c.prepare == "memory_keys":
+    if c.dynamic and (c.more_keys or c.prepare == "shared_features"):
         c = replace(c, dynamic=False)
     if c.dynamic:  # sizes that nothing else has, or tracing takes them for one
         c = replace(c, S=37, T=c.T and 53)
-    if c.extra == "argmax_of_weights" and c.weights == "mean_shift":
+    if c.extra == "argmax_of_weights" and c.weights in ("mean_shift", "two_norm", "no_shift"):
         c = replace(c, extra="argmax")  # all weights are NaN beside one score of -inf
     return c
 

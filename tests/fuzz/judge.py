@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from flashlight.backend import decompositions
@@ -100,7 +101,9 @@ def _captured(text: str) -> Verdict:
 def _traced(module: types.ModuleType, args: Sequence[Any]) -> torch.fx.GraphModule:
     """The ATen graph of a program, which writes to no argument."""
     mode: Literal["symbolic", "fake"] = "symbolic" if module.DYNAMIC else "fake"
-    traced = make_fx(module.fn, decomposition_table=decompositions(), tracing_mode=mode)(*args)
+    traced = make_fx(
+        functionalize(module.fn), decomposition_table=decompositions(), tracing_mode=mode
+    )(*args)
     traced.graph.eliminate_dead_code()
     return traced
 

@@ -41,6 +41,11 @@ class _Writer:
         """[B, S or 1, T] against scores."""
         return f"{text}[:, None, None]" if self.c.is_five else f"{text}[:, None]"
 
+    @property
+    def keys(self) -> str:
+        """How many keys there are in the end, in terms of the arguments' sizes."""
+        return f"T + {self.c.more_keys}" if self.c.more_keys else "T"
+
     def positions(self) -> None:
         if not self.needs_positions:
             self.needs_positions = True
@@ -137,12 +142,14 @@ class _Writer:
         keys = ("T", "H") if self.c.layout == "bshd_einsum" else ("H", "T")
         self.random("q2", "B", *rows, "D")
         self.random("k2", "B", *keys, "D")
-        if self.c.prepare == "memory_keys":
-            self.say(
-                "k2 = torch.cat([k2, k2[:, :, :1]], 2)"
-                if rows[0] != "S"
-                else "k2 = torch.cat([k2, k2[:, :1]], 1)"
-            )
+        if self.c.more_keys:
+            axis = 2 if rows[0] != "S" else 1
+            shape = ["B", *keys[1:], "D"] if axis == 1 else ["B", "H", "D"]
+            shape.insert(axis, str(self.c.more_keys))
+            self.random("mk2", *shape)
+            self.say(f"k2 = torch.cat([k2, mk2], {axis})")
+        if self.c.prepare == "shared_features":
+            self.say("k2, q2 = F.pad(k2, (0, 2)), F.pad(q2, (0, 2))")
 
     def _prepare(self, q: str, k: str) -> None:
         c, row = self.c, 1 if self.c.layout == "bshd_einsum" else 2
@@ -171,6 +178,32 @@ class _Writer:
                 self.random("mv", *shape, "E")
                 self.say(f"k = torch.cat([k, mk[{':, ' * row}:1]], {row})")
                 self.say(f"v = torch.cat([v, mv[{':, ' * row}1:]], {row})")
+            case "prefix_keys":
+                shape = ("B", "3", "H") if row == 1 else ("B", "H", "3")
+                self.random("mk", *shape, "D")
+                self.random("mv", *shape, "E")
+                self.say(f"k, v = torch.cat([mk, k], {row}), torch.cat([mv, v], {row})")
+            case "null_key":
+                self.random("mk", "H", "D")
+                self.random("mv", "H", "E")
+                for x, m, width in (("k", "mk", "D"), ("v", "mv", "E")):
+                    shape = f"(B, 1, H, {width})" if row == 1 else f"(B, H, 1, {width})"
+                    at = "None, None" if row == 1 else "None, :, None"
+                    self.say(f"{x} = torch.cat([{m}[{at}].expand{shape}, {x}], {row})")
+            case "padded":
+                self.say(f"k, v = (F.pad(t, ({'0, 0, ' * (3 - row)}1, 1)) for t in (k, v))")
+            case "shared_features":
+                rows = ("S", "H * G") if row == 1 else ("H * G", "S")
+                keys = ("T", "1") if row == 1 else ("1", "T")
+                self.random("qr", "B", *rows, "2")
+                self.random("kr", "B", *keys, "2")
+                axis = "-1, -1, H, -1" if row == 1 else "-1, H, -1, -1"
+                self.say(f"q, k = torch.cat([q, qr], -1), torch.cat([k, kr.expand({axis})], -1)")
+            case "quantised":
+                self.say("step = k.detach().abs().amax() / 100 + 1e-6")
+                self.say(
+                    "k = (k / step).round().clamp(-127, 127).to(torch.int8).to(q.dtype) * step"
+                )
             case "flipped":
                 self.say(f"k, v = k.flip({row}), v.roll(1, {row})")
 
@@ -223,11 +256,20 @@ class _Writer:
                 self.say(f"{s} = torch.bmm({q}.flatten(0, 1), {k}.flatten(0, 1).mT)")
                 self.say(f"{s} = {s}.view(B, H * G, {q}.shape[-2], {k}.shape[-2])")
             case "baddbmm":
-                self.random("row", "1", "1", "T" if c.prepare != "memory_keys" else "T + 1")
+                self.random("row", "1", "1", self.keys)
                 self.say(
                     f"{s} = torch.baddbmm(row, {q}.flatten(0, 1), {k}.flatten(0, 1).mT, beta=0.5, alpha=0.7)"
                 )
                 self.say(f"{s} = {s}.unflatten(0, (B, H * G))")
+            case "distance":
+                self.say(f"{s} = -({q}[..., :, None, :] - {k}[..., None, :, :]).square().sum(-1)")
+            case "additive":
+                self.random("wt", "D + 2" if c.prepare == "shared_features" else "D")
+                self.say(f"{s} = torch.tanh({q}.unsqueeze(-2) + {k}.unsqueeze(-3)) @ wt")
+            case "cosine":
+                self.say(
+                    f"{s} = 3 * F.cosine_similarity({q}[..., :, None, :], {k}[..., None, :, :], dim=-1)"
+                )
             case _:
                 self.say(f"{s} = ({q}[..., :, None, :] * {k}[..., None, :, :]).sum(-1)")
         match c.scale:
@@ -248,7 +290,7 @@ class _Writer:
             {"bias": self._bias, "cap": self._cap, "mask": self._mask}[step](s)
 
     def _bias(self, s: str) -> None:
-        T = "T" if self.c.prepare != "memory_keys" else "T + 1"
+        T = self.keys
         match self.c.bias:
             case "pair":
                 self.random("bias", "S", T)
@@ -313,11 +355,13 @@ class _Writer:
             "prefix": "(j <= i) | (j < 2)",
             "blocks": "i // 4 == j // 4",
             "dilated": "(i - j) % 3 == 0",
+            "ones_triu": "torch.ones(S, T, dtype=torch.bool, device=q.device).triu(-2)",
+            "several": "torch.logical_or(j <= i, torch.logical_or(j < 1, (i + j) % 5 == 0))",
         }.get(c.mask)
         if text is not None:
             self.positions()
             return text
-        T = "T" if c.prepare != "memory_keys" else "T + 1"
+        T = self.keys
         match c.mask:
             case "ids" | "ids_causal":
                 self.argument("ids", "torch.randint(0, 3, (B, S), generator=gen)")
@@ -337,6 +381,19 @@ class _Writer:
             case "dense_full":
                 self.argument("dense", f"torch.rand((B, 1, S, {T}), generator=gen) < 0.5")
                 return "dense[:, None]" if c.is_five else "dense"
+            case "dense_heads":
+                self.argument("dense", f"torch.rand((H * G, S, {T}), generator=gen) < 0.6")
+                return "dense.unflatten(0, (H, G))" if c.is_five else "dense"
+            case "starts":
+                self.argument("starts", "torch.rand((B, S), generator=gen) < 0.2")
+                self.say("ids = starts.cumsum(-1)")
+                return self.per_sample("(ids.unsqueeze(-1) == ids.unsqueeze(-2))")
+            case "sorted_ids":
+                self.argument("ids", "torch.randint(0, 4, (B, S), generator=gen).sort(-1).values")
+                self.argument(
+                    "key_ids", f"torch.randint(0, 4, (B, {T}), generator=gen).sort(-1).values"
+                )
+                return self.per_sample("torch.eq(ids[:, :, None], key_ids[:, None, :])")
             case "head_window":
                 self.argument("reach", "torch.randint(0, 5, (H * G,), generator=gen)")
                 self.positions()
@@ -356,7 +413,7 @@ class _Writer:
         if c.dtype == "float16" and c.fill == "-1e9":
             fill = "-6e4"
         if c.mask == "additive":
-            T = "T" if c.prepare != "memory_keys" else "T + 1"
+            T = self.keys
             value = "-torch.inf" if c.fill == "-inf" else "-1e4"
             self.argument(
                 "added",
@@ -373,6 +430,17 @@ class _Writer:
                 self.say(f"{s} = {s}.masked_fill(~keep, {fill})")
             case "where":
                 self.say(f"{s} = torch.where(keep, {s}, {fill})")
+            case "float_times_fill":
+                number = "-1e4" if fill == "-torch.inf" else fill
+                self.say(f"{s} = {s} + (1.0 - keep.to({s}.dtype)) * {number}")
+            case "log_of_mask":
+                self.say(f"{s} = {s} + torch.log(keep.to({s}.dtype))")
+            case "chain":
+                self.positions()
+                self.say(f"{s} = {s}.masked_fill(~keep, -1e4).masked_fill(j > i + 3, {fill})")
+            case "in_place":
+                self.say(f"{s} = {s}.clone()")
+                self.say(f"{s}.masked_fill_(~keep, {fill}).mul_(1.0)")
             case "add":
                 if fill.startswith("torch.finfo"):
                     fill = "-1e4"
@@ -417,6 +485,28 @@ class _Writer:
                 self.say(f"{p} = {w} / ({total} + torch.exp(-{m}))")
             case "in_float":
                 self.say(f"{p} = torch.softmax({s}, -1, dtype=torch.float32).to({s}.dtype)")
+            case "softpick":
+                self.say(f"{m} = {s}.amax(-1, keepdim=True)")
+                self.say(f"{w} = torch.exp({s} - {m}) - torch.exp(-{m})")
+                self.say(f"{p} = F.relu({w}) / ({w}.abs().sum(-1, keepdim=True) + 1e-6)")
+            case "softplus":
+                self.say(f"{w} = F.softplus({s})")
+                self.say(f"{p} = {w} / ({total} + 1e-3)")
+            case "stable_max":
+                self.say(f"{w} = torch.where({s} >= 0, {s} + 1, 1 / (1 - {s}))")
+                self.say(f"{p} = {w} / {total}")
+            case "two_norm":
+                self.say(f"{p} = F.normalize(torch.exp({s}), dim=-1)")
+            case "log_plus_one":
+                self.say(
+                    f"{m} = torch.logaddexp({s}.logsumexp(-1, keepdim=True), torch.zeros((), dtype={s}.dtype))"
+                )
+                self.say(f"{p} = torch.exp({s} - {m})")
+            case "gelu_one_norm":
+                self.say(f"{w} = F.gelu({s}.clamp(min=-30.0))")
+                self.say(f"{p} = {w} / ({w}.abs().sum(-1, keepdim=True) + 1e-2)")
+            case "gated":
+                self.say(f"{p} = {s}.softmax(-1) * torch.sigmoid({s})")
             case "sigmoid":
                 self.say(f"{p} = torch.sigmoid({s} - 1.5)")
             case "relu_squared":
@@ -466,7 +556,7 @@ class _Writer:
 
     def _outputs(self) -> None:
         c = self.c
-        T = "T" if c.prepare != "memory_keys" else "T + 1"
+        T = self.keys
         results = ["o"]
         match c.two:
             case "one":
@@ -517,6 +607,12 @@ class _Writer:
                 self.say("z = (p * j).sum(-1)")
             case "score_mean":
                 self.say("z = s.mean(-1)")
+            case "least":
+                self.say("z = s.amin(-1)")
+            case "variance":
+                self.say("z = s.var(-1, unbiased=False)")
+            case "received_most":
+                self.say("z = p.amax(-2)")
             case _:
                 self.say("z = (p * p).sum(-1)")
         results.append("z")
