@@ -174,3 +174,17 @@ def test_a_discarded_attempt_is_not_reported() -> None:
     assert len(graphs) == 1
     fused = sum(b.kind == "fused" for b in report.graph.boxes)
     assert fused == len(report.kernels)
+
+
+def test_what_a_kernel_leaves_out() -> None:
+    def windowed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        i = torch.arange(40)
+        away = i[:, None] - i[None, :]
+        scores = (q @ k.mT).masked_fill((away < 0) | (away > 8), -torch.inf)
+        return torch.softmax(scores, -1) @ v
+
+    (kernel,) = flashlight.explain(windowed, *heads()).kernels
+    assert kernel.name == "fused_max_sum2"
+    assert kernel.notes == (
+        "reads k in [q.first - 8, q.last + 1); in [max(0, q.last - 8), q.first + 1) k <= q & q <= k + 8 is sure",
+    )

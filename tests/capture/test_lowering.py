@@ -18,14 +18,14 @@ pytestmark = pytest.mark.slow
 def test_kernels_in_place_of_the_call(name: str) -> None:
     code = generated_code(name)
     assert "flashlight.fused" not in code
-    assert re.search(r"canonical\w*\.run\(", code)
-    assert "def canonical(" in code
+    assert re.search(r"fused_\w*\.run\(", code)
+    assert re.search(r"def fused_max\w*\(", code)
 
 
 def test_symbolic_lengths() -> None:
     code = generated_code("causal", dynamic=True)
     assert "flashlight.fused" not in code
-    launch = re.search(r"canonical\w*\.run\((.*)\)", code)
+    launch = re.search(r"fused_\w*\.run\((.*)\)", code)
     assert launch
     assert re.search(r"\bs\d+\b.*//", launch.group(1)), "the grid follows the length"
 

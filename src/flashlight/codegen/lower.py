@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, groupby
 
 from flashlight.codegen.blocks import Axis, GridDim, Kernel, Subscript, Value, walk
 from flashlight.codegen.blocks import Fetch as FetchOp
@@ -49,10 +49,23 @@ from flashlight.ir.exprs import (
     mul,
 )
 from flashlight.ir.monoids import ANY, ARGMIN, MAX, MIN, SUM, Monoid
-from flashlight.ir.nests import Carry, Give, Loop, Pass, Shift
+from flashlight.ir.nests import Carry, Give, Loop, Pass, Program, Shift
 from flashlight.ir.visit import free_dims, loads, reads
 from flashlight.rewrite.simplify import simplify
 from flashlight.rewrite.tile import Bounds, Schedule, first, last
+
+
+def kernel_names(program: Program) -> tuple[str, ...]:
+    """A name for each loop's kernel: the monoids it folds, such as `fused_max_sum2`, numbered where loops are several."""
+    names = []
+    for number, loop in enumerate(program.loops):
+        runs = [
+            (name, len(list(run))) for name, run in groupby(c.monoid.name for c in loop.carries)
+        ]
+        folds = "_".join(name + (str(n) if n > 1 else "") for name, n in runs)
+        suffix = f"_{number}" if len(program.loops) > 1 else ""
+        names.append(f"fused_{folds or 'map'}{suffix}")
+    return tuple(names)
 
 
 def lower(loop: Loop, schedule: Schedule, name: str = "kernel") -> Kernel:

@@ -67,6 +67,7 @@ def _kernels(taken: Taken, program: Program, infos: tuple[KernelInfo, ...]) -> I
             bytes_moved=work.bytes_moved(loop, program, taken.hints) if loop else 0,
             flops=work.flops(loop, taken.hints) if loop else 0,
             config=info.config,
+            notes=info.notes,
             origins=tuple(with_code(o) for o in info.origins) or lines,
             phase=taken.phase,
         )

@@ -45,7 +45,7 @@ class Kernel:
         config: the chosen configuration, as text.
         origins: lines of the user's program that it computes.
         phase: "forward" or "backward".
-        notes: what the cost model says about it.
+        notes: what its loops leave out, for a tile of rows from `first` to `last`.
     """
 
     name: str

@@ -47,6 +47,12 @@ class Bounds:
     holds: tuple[Expr, ...] = ()
     head: Expr = ZERO
 
+    def __str__(self) -> str:
+        head = "" if self.head is ZERO else f"[0, {self.head}) and "
+        sure = " & ".join(dict.fromkeys(map(str, self.holds)))
+        full = f"; in [{self.full_lo}, {self.full_hi}) {sure} is sure" if sure else ""
+        return f"{head}[{self.lo}, {self.hi}){full}"
+
 
 def first(dim: Dim) -> Dim:
     """Stands for the smallest position of `dim` in a row tile, inside `Bounds`."""
@@ -110,6 +116,13 @@ class Schedule:
             f"grid ({names(self.grid)}) rows ({names(self.rows)}) x {self.row_block}"
             f" cols ({names(self.cols)}) x {self.col_block} warps {self.warps} stages {self.stages}{flags}"
         )
+
+    def notes(self) -> tuple[str, ...]:
+        """What each pass leaves out, for a reader."""
+        cols = ", ".join(d.name for d in self.cols)
+        ranges = [f"reads {cols} in {b}" for b in self.bounds if b is not None]
+        skips = [f"skips tiles of {cols} without {s}" for s in self.skips if s is not None]
+        return tuple(dict.fromkeys(ranges + skips))
 
 
 @dataclass(frozen=True, slots=True)

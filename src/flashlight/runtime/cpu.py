@@ -16,7 +16,7 @@ import torch
 
 from flashlight.codegen.blocks import Kernel
 from flashlight.codegen.cpp import Lanes, Source, emit, translation_unit
-from flashlight.codegen.lower import lower
+from flashlight.codegen.lower import kernel_names, lower
 from flashlight.errors import CompileError, Refusal
 from flashlight.ir.exprs import Buffer, Const, Expr
 from flashlight.ir.nests import Loop, Program
@@ -90,8 +90,7 @@ def step_of(
     """The C++ of one loop, by the default schedule unless another is given."""
     if schedule is None:
         schedule = with_bounds(program, loop, cpu_schedule(loop, hints, torch.get_num_threads()))
-    suffix = f"_{number}" if len(program.loops) > 1 else ""
-    kernel = lower(loop, schedule, _identifier(program.name) + suffix)
+    kernel = lower(loop, schedule, kernel_names(program)[number])
     return Step(loop, schedule, kernel, emit(kernel, lanes))
 
 
@@ -154,6 +153,7 @@ class CpuExecutable:
             grid=grid,
             passes=sum(bool(p.carries) for p in step.loop.passes),
             config=str(step.schedule),
+            notes=step.schedule.notes(),
         )
 
     def __call__(self, inputs: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
@@ -290,8 +290,3 @@ def _first_error(text: str) -> str:
     lines = [line for line in text.strip().splitlines() if line]
     found = next((line for line in lines if "error:" in line), lines[0] if lines else "no output")
     return f"The C++ compiler failed: {found.strip()}"
-
-
-def _identifier(name: str) -> str:
-    text = "".join(c if c.isalnum() and c.isascii() else "_" for c in name)
-    return text if text[:1].isalpha() else f"kernel_{text}"

@@ -24,6 +24,7 @@ class KernelInfo:
         grid: program instances at the sizes of the hints.
         passes: runs over the loop dims.
         config: the schedule, as text.
+        notes: what it leaves out, a sentence each.
         origins: lines of the user's code.
     """
 
@@ -34,6 +35,7 @@ class KernelInfo:
     grid: int
     passes: int
     config: str
+    notes: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
 
 

@@ -18,7 +18,7 @@ import torch
 
 from flashlight import trace
 from flashlight.codegen.blocks import Fetch, Kernel, Span, Store, walk
-from flashlight.codegen.lower import lower
+from flashlight.codegen.lower import kernel_names, lower
 from flashlight.codegen.triton import Choices, Precision, Source, descriptor_candidates, emit
 from flashlight.errors import CompileError, Refusal
 from flashlight.ir.exprs import Buffer
@@ -234,8 +234,7 @@ class Step:
     @staticmethod
     def of(program: Program, number: int, schedules: Sequence[Schedule], mode: Mode) -> Step:
         loop = program.loops[number]
-        suffix = f"_{number}" if len(program.loops) > 1 else ""
-        name = _identifier(program.name) + suffix
+        name = kernel_names(program)[number]
         kernel = lower(loop, schedules[0], name)
         readable = tuple(sorted(descriptor_candidates(kernel))) if schedules[0].tma else ()
         text = print_statement(loop)
@@ -333,6 +332,7 @@ class Step:
             grid=instances(schedule, hints),
             passes=sum(bool(p.carries) for p in self.loop.passes),
             config=str(schedule),
+            notes=schedule.notes(),
         )
 
 
@@ -538,8 +538,3 @@ def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
     x, y = x.nan_to_num(0.0), y.nan_to_num(0.0)
     size = float(y.abs().mean()) + 1e-30
     return float((x - y).abs().mean()) <= 1e-2 * size
-
-
-def _identifier(name: str) -> str:
-    text = "".join(c if c.isalnum() else "_" for c in name)
-    return text if text[:1].isalpha() else f"kernel_{text}"
