@@ -163,7 +163,8 @@ def _correction(w: Weight, peak: Expr, exponents: frozenset[Exponent]) -> Correc
         total = sub(total, x) if minus else add(total, x)
     factor = exp(total)
     if len(exponents) > 1 and any(is_literal(x.u, 0) for x in exponents):
-        factor = Binary("min", factor, largest(dtype_of(factor)))
+        finite = Binary("min", factor, largest(dtype_of(factor)))
+        factor = Select(Unary("isinf", total), factor, finite)
     return Correction(factor, has_peak and not parts, exponents, w.guard, w.level)
 
 
