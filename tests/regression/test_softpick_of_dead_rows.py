@@ -1,4 +1,4 @@
-"""A row of which all scores are the least number: exp(-m) is inf in eager and its relu 0, where a factor of inf made NaN (fuzz seed 60094)."""
+"""A row whose scores are all the least number: exp(-m) is inf in eager and its relu 0, where ours was NaN (fuzz seed 60094)."""
 
 from __future__ import annotations
 
