@@ -456,7 +456,11 @@ class Expressions:
             if load.buffer.name not in ctx.carried:
                 continue
             for own, position in zip(ctx.carried[load.buffer.name][0], load.index, strict=True):
-                if isinstance(position, Index) and position.dim in node.dims:
+                if not isinstance(position, Index) or position.dim not in node.dims:
+                    continue
+                if (
+                    position.dim.extent is own.extent
+                ):  # else a part of the carry, which is no axis of its tile
                     mapping.setdefault(position.dim, own)
         mapping = {d: own for d, own in mapping.items() if d is not own}
         if not mapping or set(mapping.values()) & (free_dims(node.body) - set(node.dims)):

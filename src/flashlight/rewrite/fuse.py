@@ -14,12 +14,12 @@ from flashlight.rewrite.simplify import simplify
 SMALL_CONTRACTION = 64
 """A contraction over at most so many terms may be recomputed for every element of a dim that it does not depend on."""
 
-LARGEST_BODY = 1500
-"""No body may have more distinct subexpressions. Those of attention have tens, or hundreds."""
+LARGEST = 1500
+"""No program may have more distinct subexpressions. Those of attention have tens, or hundreds."""
 
 
 class TooLargeError(CompileError):
-    """Substitution multiplies the work: steps of a scan read the step before at several places each, so nothing is shared."""
+    """Substitution multiplies the work: each step of a scan reads the step before at several places, or between two reductions."""
 
 
 def fuse(program: Program) -> Program:
@@ -42,18 +42,26 @@ def fuse(program: Program) -> Program:
           nest peak (t | j) f32: max sum(d: Q[t, d] * K[j, d]) * 0.5
           output peak
     Legal when: always, for any index map: a reduced dim that the map would capture is renamed apart. Which contractions move is
-    a matter of cost, see `is_demoted`. Raises TooLargeError where a body would grow out of bounds. A 16-bit nest leaves a cast
+    a matter of cost, see `is_demoted`. Raises TooLargeError where bodies would grow out of bounds. A 16-bit nest leaves a cast
     behind, so that `online` can see what was rounded.
     """
     outputs = set(program.outputs)
     done: dict[str, Nest] = {}
     for nest in program.nests:
         body = replace_loads(nest.body, lambda load: _pointwise_value(load, done))
-        if sum(1 for _ in walk(body)) > LARGEST_BODY:
-            raise TooLargeError(f"The body of '{nest.name}' is too large to be one kernel.")
+        _check_size(body)
         body = _demote(nest, simplify(body), done, outputs)
         done[nest.name] = _merged_sum(replace(nest, body=simplify(body)))
-    return _reachable(program.with_statements(tuple(done.values())))
+    fused = _reachable(program.with_statements(tuple(done.values())))
+    _check_size(*(nest.body for nest in fused.nests))
+    return fused
+
+
+def _check_size(*bodies: Expr) -> None:
+    if sum(1 for _ in walk(*bodies)) > LARGEST:
+        raise TooLargeError(
+            "What the region computes, each step in terms of its inputs, is too large."
+        )
 
 
 def _pointwise_value(load: Load, done: dict[str, Nest]) -> Expr | None:

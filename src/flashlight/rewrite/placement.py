@@ -214,8 +214,10 @@ class Placement:
         along = {
             i.dim
             for load in results
-            for axis, i in zip(self._axes_of(load), load.index, strict=True)
-            if axis is None and isinstance(i, Index)
+            for axis, i, extent in zip(
+                self._axes_of(load), load.index, load.buffer.shape, strict=True
+            )
+            if axis is None and isinstance(i, Index) and i.dim.extent is extent
         }
         if not set(nest.reduced) <= along or not fits_whole(nest.reduced):
             return None
