@@ -263,6 +263,24 @@ def may_be_huge(loop: Loop) -> bool:
     return any(is_huge(c.body, loop) for c in loop.carries if c.monoid in (MAX, MIN))
 
 
+def is_given_alone(loop: Loop) -> bool:
+    """Whether a sum relative to a reference is stored as it is, and not in a quotient with another or under a logarithm.
+
+    With the reference multiplied by log2(e) and rounded, all terms of a row are off by one factor, 1e-4 for scores of a thousand.
+    """
+    return any(_is_alone(g.expr) for p in loop.passes for g in p.gives)
+
+
+def _is_alone(expr: Expr) -> bool:
+    match expr:
+        case Unary("log" | "log2" | "log1p", _):
+            return False
+        case Unary("exp", Binary("sub", a, b)) if a is not b and anchored(b) is a:
+            return True
+        case _:
+            return any(map(_is_alone, children(expr)))
+
+
 def is_huge(score: Expr, loop: Loop) -> bool:
     """Whether a score may be too large to be multiplied."""
     for node in outside_sums(score):

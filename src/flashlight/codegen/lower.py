@@ -16,6 +16,7 @@ from flashlight.codegen.exponents import (
     LOG2_E,
     Scaled,
     anchored,
+    is_given_alone,
     is_huge,
     may_be_huge,
     prepare,
@@ -91,7 +92,7 @@ class _Lowering:
         self.name = name
         self.b = Builder()
         scores = frozenset(_scores(loop))
-        wide = may_be_huge(loop)
+        wide = may_be_huge(loop) or is_given_alone(loop)
         scaled = Scaled(LOG2_E, frozenset(schedule.rows), frozenset(loop.loop), scores, wide)
         self.ex = Expressions(self.b, scaled, fast=_all_sixteen(loop), exact=schedule.exact)
         self.places = Places(self.b)
