@@ -122,3 +122,11 @@ def test_fills_cost_nothing_where_there_are_none(score: str) -> None:
     (line,) = [x for x in body.splitlines() if "tl.exp2" in x and "[:, None]" in x]
     assert re.fullmatch(r" +p = tl\.exp2\(dot \* [\d.]+ \+ \w+\[:, None\]\)", line)
     assert "tl.max(dot, 1)" in body
+
+
+def test_a_sum_given_alone_is_relative_to_an_exact_reference() -> None:
+    for score in (DOT, f"where(k <= q, {DOT}, -10000000000.0)"):
+        extra = ("give L (b, h, q) f32 = l * exp(~m - m)",)
+        text = source(attention(score, extra=extra, outputs="O, L", sizes=FULL))
+        (line,) = [x for x in body_of_full_tiles(text).splitlines() if " p = " in x]
+        assert re.search(r" - \w+\[:, None\]\) \* 1\.44", line), line

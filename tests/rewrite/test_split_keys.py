@@ -43,6 +43,42 @@ def test_parts_merge_to_the_whole(parts: int, length: int) -> None:
             np.testing.assert_allclose(got[name], expected[name], rtol=1e-9, atol=1e-12)
 
 
+PAGED = """
+program paged
+  size P
+  dim q: 2, p: P, i: 16, e: 4
+  input T: i64[P]
+  input L: i64[]
+  input X: f32[2, 9, 16]
+  input V: f32[9, 16, 4]
+  loop (q | p, i)
+    let s(q, p, i) = where(p * 16 + i < L[], X[q, T[p], i], -inf)
+    carry m (q) f32: max s
+    carry l (q) f32: sum exp(s - ~m) moves exp(-m)
+    carry A (q, e) f32: sum exp(s - ~m) * V[T[p], i, e] moves exp(-m)
+    give y (q, e) f32 = A / l
+  output y
+"""
+
+
+@pytest.mark.parametrize("pages", [1, 8, 17, 40])
+def test_parts_are_whole_pages(pages: int) -> None:
+    program = parse_program(PAGED)
+    cut = split_keys(program, program.loops[0], 3)
+    first = cut.loops[0]
+    assert [d.name for d in first.loop] == ["p_in", "i"]
+    rng = np.random.default_rng(pages)
+    inputs = {
+        "T": rng.integers(0, 9, pages),
+        "L": np.array(pages * 16 - 5),
+        "X": rng.normal(size=(2, 9, 16)) * 9,
+        "V": rng.normal(size=(9, 16, 4)),
+    }
+    expected = interpret(program, inputs)["y"]
+    for run in (interpret, lambda p, i: execute_tiled(p, i, 32, 1)):
+        np.testing.assert_allclose(run(cut, inputs)["y"], expected, rtol=1e-9, atol=1e-12)
+
+
 def test_what_cannot_be_cut_says_why() -> None:
     variance = parse_program("""
 program variance

@@ -45,6 +45,23 @@ def attention(
     return "\n".join(line for line in lines if line) + "\n"
 
 
+_PAGES = """
+program pages
+  size P
+  dim b: 3, q: 2, p: P, i: 16, d: 64, e: 64
+  input t: i64[3, P]
+  input L: i64[3]
+  input Q: f16[3, 2, 64]
+  input K: f16[4, 16, 64]
+  input V: f16[4, 16, 64]
+  loop (b, q | p, i)
+    let s(b, q, p, i) = where(p * 16 + i < 30 + L[b] * 60, sum(d: Q[b, q, d] * K[t[b, p], i, d]) * 0.125, -inf)
+    carry m (b, q) f32: max s
+    carry l (b, q) f32: sum exp(s - ~m) moves exp(-m)
+    carry A (b, q, e) f32: sum exp(s - ~m) * V[t[b, p], i, e] moves exp(-m)
+    give O (b, q, e) f16 = A / l
+  output O
+"""
 _DIFFERENTIAL = """
 program differential
   size S
@@ -353,6 +370,7 @@ CASES: dict[str, Case] = {
         16,
         16,
     ),
+    "paged_parts": Case(_PAGES, {"P": 20}, None, 32, parts=2),
     "differential": Case(_DIFFERENTIAL, {"S": 40}, 32, 32),
     "evoformer": Case(_EVOFORMER, {}, 32, 32),
     "decode": Case(_GROUPED, {"S": 1, "T": 70}, None, 32),

@@ -495,6 +495,8 @@ class _Lowering:
         """Whether no score is huge where some conditions hold, though some are elsewhere (fills)."""
         if self.schedule.exact or not self.ex.scaled.wide or not holds:
             return False
+        if is_given_alone(self.loop):
+            return False
         scores = (c.body for c in self.loop.carries if c.monoid in (MAX, MIN))
         return not any(is_huge(where_known(s, holds), self.loop) for s in scores)
 

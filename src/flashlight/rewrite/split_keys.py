@@ -37,8 +37,8 @@ def why_not_split(loop: Loop) -> str | None:
 
     Parts are merged by moving each accumulator to the common reference; that is one pass, by weights alone.
     """
-    if len(loop.passes) != 1 or len(loop.loop) != 1:
-        return "The loop has more than one pass or dim."
+    if len(loop.passes) != 1 or not loop.loop:
+        return "The loop has more than one pass, or no dim."
     for carry in loop.carries:
         if carry.shifts:
             return f"Carry '{carry.name}' moves by shifts."
@@ -47,10 +47,11 @@ def why_not_split(loop: Loop) -> str | None:
     return None
 
 
-def split_keys(program: Program, loop: Loop, parts: int) -> Program:
-    """Cut `loop` of `program` into `parts` ranges of its loop dim, and merge them in a second loop over the parts.
+def split_keys(program: Program, loop: Loop, parts: int, col: Dim | None = None) -> Program:
+    """Cut `loop` of `program` into `parts` ranges of a loop dim (the first), and merge them in a second loop over the parts.
 
-    One query against many keys is a loop with few rows: parts fill the device (split-key decoding).
+    One query against many keys is a loop with few rows: parts fill the device (split-key decoding). Where the keys lie in pages,
+    parts are whole pages.
 
     Before:
         program p
@@ -77,13 +78,13 @@ def split_keys(program: Program, loop: Loop, parts: int) -> Program:
             carry A (q, e) f32: sum A_part[q, k_part, e] * min(exp(~(-m) - ~(-m_part[q, k_part])), 3.4028234663852886e+38) moves exp(-m)
             give y (q, e) f32 = A
           output y
-    Legal when: one pass over one dim, every carry a sum with weights only, max, min or any (`why_not_split`).
+    Legal when: one pass, every carry a sum with weights only, max, min or any (`why_not_split`).
     """
     assert why_not_split(loop) is None
-    (col,) = loop.loop
+    col = loop.loop[0] if col is None else col
     taken = _names(program)
     part = Dim(fresh_name(f"{col.name}_part", taken), const(parts))
-    length = _part_length(col.extent, parts)
+    length = _part_length(col.extent, parts, _least_positions(loop, col))
     inner = Dim(fresh_name(f"{col.name}_in", taken), length)
     position = add(mul(Index(part), length), Index(inner))
     carries = loop.carries
@@ -105,7 +106,8 @@ def split_keys(program: Program, loop: Loop, parts: int) -> Program:
         )
         for c in carries
     )
-    first = Loop((*loop.kept, part), (inner,), (Pass(partial, gives),))
+    dims = tuple(inner if d is col else d for d in loop.loop)
+    first = Loop((*loop.kept, part), dims, (Pass(partial, gives),))
     merged = tuple(_merged(c, results, part, loop) for c in carries)
     second = Loop(loop.kept, (part,), (Pass(merged, loop.gives),))
     statements: list[Statement] = []
@@ -122,10 +124,16 @@ def _names(program: Program) -> set[str]:
     return names
 
 
-def _part_length(extent: Expr, parts: int) -> Expr:
+def _least_positions(loop: Loop, col: Dim) -> int:
+    """Positions of `col` that make, with the dims that are not cut, about a tile."""
+    others = [d.extent.value for d in loop.loop if d is not col and isinstance(d.extent, Const)]
+    return max(1, PART_MULTIPLE // max(1, math.prod(map(int, others))))
+
+
+def _part_length(extent: Expr, parts: int, multiple: int) -> Expr:
     """ceil(extent / parts), rounded up to whole tiles."""
-    step = parts * PART_MULTIPLE
-    return simplify(mul(floordiv(add(extent, const(step - 1)), const(step)), const(PART_MULTIPLE)))
+    step = parts * multiple
+    return simplify(mul(floordiv(add(extent, const(step - 1)), const(step)), const(multiple)))
 
 
 def _retarget(carry: Carry, name: str, part: Dim) -> Buffer:
@@ -201,7 +209,7 @@ def parts_for(rows: int, length: int, units: int) -> int:
 
     Args:
         rows: program instances without a cut.
-        length: extent of the loop dim.
+        length: positions along the loop dims.
         units: how many run at once.
     """
     if rows >= units or length < 4 * PART_MULTIPLE:

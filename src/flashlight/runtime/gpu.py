@@ -129,12 +129,15 @@ def _width(carry: Carry, loop: Loop, hints: Mapping[str, int]) -> int:
 def with_split_keys(program: Program, hints: Mapping[str, int], device: Device) -> Program:
     """The program with long loops of few program instances cut into parts that fill the device."""
     for loop in program.loops:
-        if why_not_split(loop) is not None or not loop.loop:
+        if why_not_split(loop) is not None:
             continue
         schedule = candidates(loop, hints, device)[0]
-        parts = parts_for(instances(schedule, hints), extent_of(loop.loop[0], hints), device.units)
+        col = max(loop.loop, key=lambda d: extent_of(d, hints))
+        length = math.prod(extent_of(d, hints) for d in loop.loop)
+        parts = parts_for(instances(schedule, hints), length, device.units)
+        parts = min(parts, extent_of(col, hints))
         if parts > 1:
-            program = split_keys(program, loop, parts)
+            program = split_keys(program, loop, parts, col)
     return program
 
 

@@ -11,7 +11,7 @@ import triton.language as tl
 
 
 @triton.jit
-def backward_keys(
+def fused_sum2(
     Q, K, L, dO, V, delta, gV, gK, K_s0, K_s1, K_s2, K_s3, V_s0, V_s1, V_s2, V_s3, Q_s0, Q_s1, Q_s2, L_s0,
     L_s2, dO_s0, dO_s1, dO_s2, delta_s0, delta_s2, L_s1, delta_s1, gV_s0, gV_s1, gV_s2, gV_s3, gK_s0,
     gK_s1, gK_s2, gK_s3, S,

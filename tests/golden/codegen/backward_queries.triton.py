@@ -13,7 +13,7 @@ import triton.language as tl
 
 
 @triton.jit
-def backward_queries(
+def fused_sum3(
     Q, K, m, dO, V, delta, dQ, Q_s0, Q_s1, m_s0, dO_s0, dO_s1, K_s0, V_s0, delta_s0, dQ_s0, dQ_s1, S, T,
 ):
     pid = tl.program_id(0)

@@ -15,7 +15,7 @@ import triton.language as tl
 
 
 @triton.jit
-def differential(
+def fused_max2_sum4(
     Q, K, V, lam, O, Q_s0, Q_s1, Q_s2, Q_s3, K_s0, K_s1, K_s2, V_s0, V_s1, V_s2, lam_s0, O_s0, O_s1, O_s2,
     O_s3, S,
 ):

@@ -11,7 +11,7 @@ import triton.language as tl
 
 
 @triton.jit
-def evoformer(
+def fused_max_sum2(
     Q, K, B1, B2, V, G, O, Q_s0, Q_s1, Q_s2, Q_s3, Q_s4, K_s0, K_s1, K_s3, K_s2, B1_s0, B1_s1, B1_s2,
     B2_s0, B2_s1, B2_s2, V_s0, V_s1, V_s3, V_s2, G_s0, G_s1, G_s2, G_s3, G_s4, O_s0, O_s1, O_s2, O_s3,
     O_s4,
