@@ -36,14 +36,14 @@ CONDITIONS = {
 }
 
 
-def found(condition: str, S: int, T: int, seed: int, *, ordered: bool):
+def found(condition: str, S: int, T: int, seed: int, *, ordered: bool, rows_live: bool = True):
     """(mask[b, q, k], lo, full, end, hi of each row tile)."""
     program = parse_program(TEXT.replace("CONDITION", condition))
     (loop,) = program.loops
     body = loop.carries[0].body
     assert isinstance(body, Select)
     q, k = loop.kept[1], loop.loop[0]
-    made = ranges_of(body.condition, loop, q, k, frozenset("bqk"))
+    made = ranges_of(body.condition, loop, q, k, frozenset("bqk"), rows_live=rows_live)
     assert made is not None
     names = tuple(g.name for g in made.loop.gives)
     finder = Program("finder", program.sizes, program.inputs, (made.loop,), names)
@@ -86,6 +86,34 @@ def test_sound(name: str, shape: tuple[int, int], ordered: bool) -> None:
             assert not rows[:, last * GRAIN :].any()
             begin, stop = (x[at, t] if lo.ndim == 2 else x[t] for x in (full, end))
             assert rows[:, begin * GRAIN : stop * GRAIN].all()
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (200, 200), (300, 130)])
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_a_dead_row_needs_every_column(name: str, shape: tuple[int, int]) -> None:
+    S, T = shape
+    mask, lo, _, _, hi = found(CONDITIONS[name], S, T, 4, ordered=False, rows_live=False)
+    for b in range(2):
+        for t in range(lo.shape[-1]):
+            rows = mask[b, t * GRAIN : (t + 1) * GRAIN]
+            at = np.minimum(b, lo.shape[0] - 1) if lo.ndim == 2 else ()
+            first, last = (x[at, t] if lo.ndim == 2 else x[t] for x in (lo, hi))
+            if not rows.any(1).all():
+                assert (first, last) == (0, -(-T // GRAIN))
+            assert not rows[:, : first * GRAIN].any()
+            assert not rows[:, last * GRAIN :].any()
+
+
+def test_padded_causal_rows_are_live_from_the_diagonal() -> None:
+    condition = "(k <= q) & (k >= n[b])"  # padding on the left
+    S = 320
+    mask, lo, _, _, hi = found(condition, S, S, 6, ordered=False, rows_live=False)
+    for b in range(2):
+        for t in range(S // GRAIN):
+            rows = mask[b, t * GRAIN : (t + 1) * GRAIN]
+            live = bool(rows[np.arange(GRAIN), t * GRAIN + np.arange(GRAIN)].all())
+            assert (hi[b, t] == t + 1) if live else (hi[b, t] == S // GRAIN)
+            assert live or lo[b, t] == 0
 
 
 def test_sharp_for_documents_in_order() -> None:

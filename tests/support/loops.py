@@ -294,6 +294,13 @@ CASES: dict[str, Case] = {
         32,
         ranges=True,
     ),
+    "filled_ranges": Case(
+        attention(f"where(M[b, k] & (k <= q), {DOT}, -3.4028234663852886e+38)", ("M: bool[2, T]",)),
+        {"S": 130, "T": 130},
+        64,
+        32,
+        ranges=True,
+    ),
     "parts": Case(attention(), {"S": 20, "T": 300}, 16, 32, parts=2),
     "decode_parts": Case(_GROUPED, {"S": 1, "T": 300}, None, 32, parts=3),
     "least_fill": Case(  # rows 0 to 2 are dead: a mean over all keys

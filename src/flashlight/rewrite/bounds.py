@@ -77,14 +77,24 @@ def _pass_bounds(
 
 
 def loop_skips(
-    loop: Loop, inputs: frozenset[str], rows: tuple[Dim, ...], col: Dim
+    loop: Loop, inputs: frozenset[str], rows: tuple[Dim, ...], col: Dim, *, proved: bool = True
 ) -> tuple[Expr | None, ...]:
-    """For each pass, the condition of `Schedule.skips`, where it depends on data and is cheap to look at; else None."""
-    return tuple(_pass_skip(p, inputs, rows, col) for p in loop.passes)
+    """For each pass, the condition of `Schedule.skips`, where it depends on data and is cheap to look at; else None.
+
+    Args:
+        loop: the loop.
+        inputs: as of `loop_bounds`.
+        rows: dims of the row tile.
+        col: the loop dim that is tiled.
+        proved: leave out conditions that also need every row to have a live key (finite fills), where that is not known here.
+    """
+    return tuple(_pass_skip(p, inputs, rows, col, proved) for p in loop.passes)
 
 
-def _pass_skip(step: Pass, inputs: frozenset[str], rows: tuple[Dim, ...], col: Dim) -> Expr | None:
-    condition = _live_condition(step, inputs, rows, col)
+def _pass_skip(
+    step: Pass, inputs: frozenset[str], rows: tuple[Dim, ...], col: Dim, proved: bool
+) -> Expr | None:
+    condition = _live_condition(step, inputs, rows, col, proved)
     if condition is None:
         return None
     nodes = list(walk(condition))
@@ -102,7 +112,7 @@ _CHEAP_NODES = 60
 
 
 def _live_condition(
-    step: Pass, inputs: frozenset[str], rows: tuple[Dim, ...], col: Dim
+    step: Pass, inputs: frozenset[str], rows: tuple[Dim, ...], col: Dim, proved: bool = True
 ) -> Expr | None:
     """Outside of which positions no carry of a pass changes; None if that is all of them, or rests on an unproved live key."""
     if not step.carries:
@@ -110,7 +120,9 @@ def _live_condition(
     live = reduce(_or, [liveness(c, inputs) for c in step.carries])
     if isinstance(live.condition, Const):
         return None
-    if live.finite and (live.doubtful or not has_live_position(live.condition, rows, col)):
+    if live.finite and live.doubtful:
+        return None
+    if live.finite and proved and not has_live_position(live.condition, rows, col):
         return None
     return live.condition
 
@@ -257,9 +269,14 @@ def _or(a: Live, b: Live) -> Live:
 
 def has_live_position(condition: Expr, rows: tuple[Dim, ...], col: Dim) -> bool:
     """Whether every row is proved to have a position along `col` where `condition` holds."""
+    return any(c is TRUE for c in at_likely_positions(condition, rows, col))
+
+
+def at_likely_positions(condition: Expr, rows: tuple[Dim, ...], col: Dim) -> list[Expr]:
+    """A condition at the positions along `col` where masks mostly let rows see a key: the first, and the row's own."""
     guesses: list[Expr] = [ZERO]
     guesses += [Index(d) for d in rows if d.extent is col.extent]
-    return any(simplify(substitute(condition, {col: g})) is TRUE for g in guesses)
+    return [simplify(substitute(condition, {col: g})) for g in guesses]
 
 
 # -- Which positions are those?

@@ -2,7 +2,8 @@
 
 A mask such as `id[q] == id[k]` is decided for whole tiles by interval arithmetic on the least and the greatest id of each tile, so
 it costs time linear in the ids (and one comparison per pair of tiles). What may hold somewhere gives the range that runs; the
-first run of tiles where it holds everywhere needs no mask.
+first run of tiles where it holds everywhere needs no mask. Where masked scores are a finite number, a row without any live key
+is a mean over all keys: then the loop also looks whether all rows of a tile have one.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from flashlight.ir.exprs import (
 from flashlight.ir.monoids import ALL, ANY, MAX, MIN, Monoid
 from flashlight.ir.nests import Carry, Give, Loop, Pass
 from flashlight.ir.visit import free_dims, fresh_name, substitute
+from flashlight.rewrite.bounds import at_likely_positions
 from flashlight.rewrite.simplify import simplify
 from flashlight.rewrite.tile import Bounds, first, last
 
@@ -51,7 +53,13 @@ class Ranges:
 
 
 def ranges_of(
-    condition: Expr, loop: Loop, row: Dim, col: Dim, taken: frozenset[str]
+    condition: Expr,
+    loop: Loop,
+    row: Dim,
+    col: Dim,
+    taken: frozenset[str],
+    *,
+    rows_live: bool = True,
 ) -> Ranges | None:
     """Ranges of `col` for tiles of `row`, where `condition` says which elements matter; None where tiles decide nothing.
 
@@ -61,6 +69,8 @@ def ranges_of(
         row: the kept dim that is tiled.
         col: the loop dim that is tiled.
         taken: names that are used in the program.
+        rows_live: a row for which the condition holds nowhere needs nothing. If not (finite fills), tiles with rows that are not
+            seen to have an element need every column.
     """
     names = set(taken)
 
@@ -83,17 +93,23 @@ def ranges_of(
     def carry(hint: str, monoid: Monoid, body: Expr) -> Carry:
         return Carry(named(hint), dims, DType.I64, monoid, body)
 
-    lo = carry("range_lo", MIN, Select(possible, here, none))
-    hi = carry("range_hi", MAX, Select(possible, add(here, const(1)), const(0)))
     full = carry("range_full", MIN, Select(certain, here, none))
     start = Load(full.buffer, tuple(Index(d) for d in dims))
+    if not rows_live:
+        seen = decide.some_everywhere(condition)
+        live = Binary(
+            "or", seen, Binary("lt", start, none)
+        )  # or a tile of columns where all elements are
+        possible = Binary("or", possible, Unary("not", live))
+    lo = carry("range_lo", MIN, Select(possible, here, none))
+    hi = carry("range_hi", MAX, Select(possible, add(here, const(1)), const(0)))
     past = Binary("and", Binary("ge", here, start), Unary("not", certain))
     end = carry("range_end", MIN, Select(past, here, none))
     gives = tuple(
         Give(named(f"{c.name}_of"), dims, DType.I32, Load(c.buffer, tuple(map(Index, dims))))
         for c in (lo, hi, full, end)
     )
-    finder = Loop(dims, (cols,), (Pass((lo, hi, full)), Pass((end,), gives)))
+    finder = Loop(dims, (cols,), (Pass((full,)), Pass((lo, hi, end), gives)))
     return Ranges(finder, _bounds(gives, kept, row, condition))
 
 
@@ -155,6 +171,15 @@ class _Decision:
                 return self.comparison(op, a, b)
             case _:
                 return TRUE, FALSE
+
+    def some_everywhere(self, condition: Expr) -> Expr:
+        """Whether the condition is seen to hold at some column for each row of the tile."""
+        live: Expr = FALSE
+        for at in at_likely_positions(condition, (self.row,), self.col):
+            tile = self.tile(at, self.side(at) or "")
+            each = tile if tile is at else Reduce(ALL, (self.inside,), tile)
+            live = simplify(Binary("or", live, each))
+        return live
 
     def joined(self, op: str, a: Expr, b: Expr) -> tuple[Expr, Expr]:
         (p, q), (r, s) = self.condition(a), self.condition(b)

@@ -176,10 +176,12 @@ def _ranges(
     (row,), (col,) = schedule.rows, schedule.cols
     if min(extent_of(row, hints), extent_of(col, hints)) < SHORTEST:
         return None
-    skips = loop_skips(loop, inputs, (row,), col)
+    proved = loop_skips(loop, inputs, (row,), col)
+    skips = loop_skips(loop, inputs, (row,), col, proved=False)
     if skips[0] is None:
         return None
-    found = ranges_of(skips[0], loop, row, col, taken)
+    rows_live = proved[0] is not None
+    found = ranges_of(skips[0], loop, row, col, taken, rows_live=rows_live)
     if found is None:
         return None
     closed = loop_bounds(loop, inputs, (row,), col)
