@@ -266,6 +266,17 @@ def test_scores_may_be_sums_of_two_projections() -> None:
     assert max(n.meta["val"].numel() for n in emitted.inputs) <= 60 * 60
 
 
+@pytest.mark.parametrize("product", ["matmul", "einsum"])
+def test_scores_may_be_projections_of_features_of_pairs(product: str) -> None:
+    def additive(q: T, k: T, v: T, w: T) -> T:
+        h = torch.tanh(q[:, :, :, None] + k[:, :, None])
+        s = h @ w if product == "matmul" else torch.einsum("bhijd,d->bhij", h, w)
+        return s.softmax(-1) @ v
+
+    emitted = program_of(additive, Q, K, V, r(16))
+    assert all(n.op == "placeholder" for n in emitted.inputs)
+
+
 def test_mixed_heads_are_refused_and_said() -> None:
     def talking(q: T, k: T, v: T, mix: T) -> T:
         s = torch.einsum("gh,bhij->bgij", mix, q @ k.mT)

@@ -142,7 +142,8 @@ class Pairs:
         if closed:
             sources = frozenset(i.source for i in closed)
             return Pairing(frozenset(), True, sources, product, weighted=weighted)
-        if operands is not None:
+        keeps = weighted and operands is not None and self._is_projected(cell, *operands)
+        if operands is not None and not (keeps and any(self._is_kept(cell, i) for i in incoming)):
             made = self._origin(cell, *operands, weighted)
             if made is not None or cell.contraction:
                 sources = self._factors_of(cell)
@@ -222,8 +223,8 @@ class Pairs:
 
     def _is_kept(self, cell: Cell, incoming: _Incoming) -> bool:
         """Whether a pair that is read and not closed is a pair of the reader."""
-        if cell.contraction:
-            return False
+        if cell.contraction and (incoming.pair.is_strong or incoming.pair.is_slim):
+            return False  # scores that are mixed; but features of pairs may be projected (additive attention)
         if incoming.pair.is_strong:
             return True
         size = self.count(cell.name)
@@ -293,6 +294,12 @@ class Pairs:
         if _reach(a) & _reach(b) & parallel:
             return False
         return self._is_parameter(a) or self._is_parameter(b)
+
+    def _is_projected(self, cell: Cell, a: Expr, b: Expr) -> bool:
+        """Whether one factor has no dims of its own: features are summed to one number for each element of the other's rest."""
+        parallel = frozenset(cell.nest.parallel)
+        left, right = _reach(a) & parallel, _reach(b) & parallel
+        return left <= right or right <= left
 
     def _is_parameter(self, expr: Expr, depth: int = 6) -> bool:
         for load in loads(expr):
