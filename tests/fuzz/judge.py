@@ -101,9 +101,15 @@ def _captured(text: str) -> Verdict:
 def _traced(module: types.ModuleType, args: Sequence[Any]) -> torch.fx.GraphModule:
     """The ATen graph of a program, which writes to no argument."""
     mode: Literal["symbolic", "fake"] = "symbolic" if module.DYNAMIC else "fake"
-    traced = make_fx(
-        functionalize(module.fn), decomposition_table=decompositions(), tracing_mode=mode
-    )(*args)
+
+    def trace(fn: Callable[..., Any]) -> torch.fx.GraphModule:
+        table = decompositions()
+        return make_fx(functionalize(fn), decomposition_table=table, tracing_mode=mode)(*args)
+
+    traced = trace(module.fn)
+    for _ in range(2):  # a decomposition writes in place; then its copy has one too
+        if any("aten.copy" in str(n.target) for n in traced.graph.nodes):
+            traced = trace(traced)
     traced.graph.eliminate_dead_code()
     return traced
 
