@@ -194,6 +194,19 @@ def test_weights(fn: Callable[..., Any], args: tuple[T, T, T], regions: int) -> 
     assert found(fn, *args) == (regions, [])
 
 
+def relative_shift(q: T, k: T, table: T) -> T:
+    """Scores of distances, moved so that column j of row i is distance i - j, on top of scores: no diagonal, although both sides
+    of the pair meet in one axis."""
+    n = q.shape[-2]
+    far = F.pad(q @ table.mT, (1, 0)).unflatten(-2, (1, n)).flatten(-2)
+    far = far.unflatten(-1, (2 * n, n)).squeeze(-3)[..., 1:, :].flatten(-2).unflatten(-1, (n, -1))
+    return (q @ k.mT + far[..., :n] * 0.25).softmax(-1) @ k
+
+
+def test_relative_shift_is_no_diagonal() -> None:
+    assert found(relative_shift, r(2, 3, 6, 16), r(2, 3, 6, 16), r(2, 3, 11, 16)) == (1, [])
+
+
 # -- Frontiers
 
 

@@ -207,8 +207,11 @@ class Pairs:
         if not pair.rows or not pair.columns or (rows - columns and columns - rows):
             return False
         extents = [hint(e, self.hints) for e in producer.extents()]
-        sides = (math.prod(extents[i] for i in side) for side in (pair.rows, pair.columns))
-        return self._extent(rows | columns, cell) <= max(sides)
+        both = pair.rows & pair.columns  # of a relative shift: a side is then no set of axes
+        apart = (pair.rows - both, pair.columns - both) if both else (pair.rows, pair.columns)
+        sides = (*apart, *(frozenset((i,)) for i in both))
+        longest = max(math.prod(extents[i] for i in side) for side in sides)
+        return self._extent(rows | columns, cell) <= longest
 
     def _pays(self, cell: Cell, incoming: _Incoming, weighted: bool) -> bool:
         """Whether closing is closing: a product with a weight must use up a side, a weak pair must be the larger tensor."""
