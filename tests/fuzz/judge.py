@@ -107,9 +107,10 @@ def _traced(module: types.ModuleType, args: Sequence[Any]) -> torch.fx.GraphModu
         return make_fx(functionalize(fn), decomposition_table=table, tracing_mode=mode)(*args)
 
     traced = trace(module.fn)
-    for _ in range(2):  # a decomposition writes in place; then its copy has one too
-        if any("aten.copy" in str(n.target) for n in traced.graph.nodes):
-            traced = trace(traced)
+    if any("aten.copy" in str(n.target) for n in traced.graph.nodes):
+        traced = trace(traced)  # a decomposition wrote in place
+        for node in traced.graph.find_nodes(op="call_function", target=torch.ops.aten.copy.default):
+            node.replace_all_uses_with(node.args[1])
     traced.graph.eliminate_dead_code()
     return traced
 
