@@ -77,6 +77,12 @@ def test_descriptors_only_where_tensors_allow() -> None:
     assert "make_tensor_descriptor" not in source(GOLDEN["vanilla"], descriptors=False)
 
 
+def test_descriptors_only_where_they_are_used_again() -> None:
+    assert "make_tensor_descriptor" not in source(attention(sizes=(4, 16, 64, 64)))
+    assert "make_tensor_descriptor" in source(attention(sizes=(4, 16, 64, 512)))
+    assert "make_tensor_descriptor" in source(attention(), {"S": 64, "T": 64})
+
+
 def test_approximate_tanh_only_for_sixteen_bits() -> None:
     assert "_fast_tanh" in source(GOLDEN["softcap"])
     exact = attention(f"tanh({DOT} / 30.0) * 30.0", sizes=FULL, dtype="f32")

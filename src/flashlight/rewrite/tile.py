@@ -212,11 +212,17 @@ def candidates(loop: Loop, hints: Mapping[str, int], device: Device = HOPPER) ->
     found: list[Schedule] = []
     for row_block, col_block, warps, stages in _shapes(footprint, _product(grid, hints), device):
         trial = replace(base, row_block=row_block, col_block=col_block, warps=warps, stages=stages)
+        trial = replace(trial, tma=device.tma and _fetches_again(footprint, trial, hints))
         if trial not in found and _fits(footprint, trial, device):
             found.append(trial)
     if not found:
         found.append(replace(base, row_block=min(16, footprint.row_cap), col_block=16, stages=1))
     return found
+
+
+def _fetches_again(f: Footprint, s: Schedule, hints: Mapping[str, int]) -> bool:
+    """Whether a program instance fetches more than one tile of columns, so that making a descriptor for them may pay."""
+    return f.ragged or f.col_count > s.col_block or _product(s.outer, hints) > 1
 
 
 def instances(schedule: Schedule, hints: Mapping[str, int]) -> int:

@@ -5,16 +5,16 @@
 #   carry l (b, n, h, q) f32: sum exp(s - ~m) moves exp(-m)
 #   carry A (b, n, h, q, e) f32: sum exp(s - ~m) * V[b, n, k, h, e] moves exp(-m)
 #   give O (b, n, q, h, e) bf16 = sigmoid(G[b, n, q, h, e]) * (A / l)
-# with grid (b, n, h) rows (q) x 16 cols (k) x 64 warps 4 stages 3 tma
+# with grid (b, n, h) rows (q) x 16 cols (k) x 64 warps 4 stages 3
 import triton
 import triton.language as tl
 
 
 @triton.jit
 def fused_max_sum2(
-    Q, K, B1, B2, V, G, O, Q_s0, Q_s1, Q_s2, Q_s3, Q_s4, K_s0, K_s1, K_s3, K_s2, B1_s0, B1_s1, B1_s2,
-    B2_s0, B2_s1, B2_s2, V_s0, V_s1, V_s3, V_s2, G_s0, G_s1, G_s2, G_s3, G_s4, O_s0, O_s1, O_s2, O_s3,
-    O_s4,
+    Q, K, B1, B2, V, G, O, Q_s0, Q_s1, Q_s2, Q_s3, Q_s4, K_s0, K_s1, K_s3, K_s2, K_s4, B1_s0, B1_s1, B1_s2,
+    B2_s0, B2_s1, B2_s2, B2_s3, V_s0, V_s1, V_s3, V_s2, V_s4, G_s0, G_s1, G_s2, G_s3, G_s4, O_s0, O_s1,
+    O_s2, O_s3, O_s4,
 ):
     pid = tl.program_id(0)
     row_tile = pid % 3
@@ -36,21 +36,22 @@ def fused_max_sum2(
     A = tl.full([16, 32], 0.0, tl.float32)
     ref = tl.full([16], -3.4028234663852886e+38, tl.float32)
     K_base = K + b.to(tl.int64) * K_s0 + n.to(tl.int64) * K_s1 + h.to(tl.int64) * K_s3
-    K_tiles = tl.make_tensor_descriptor(K_base, shape=[40, 32], strides=[K_s2, 1], block_shape=[64, 32])
+    K_at = cols_at[:, None] * K_s2 + d_at[None, :] * K_s4
     B1_base = B1 + b.to(tl.int64) * B1_s0 + n.to(tl.int64) * B1_s1
     B1_at = cols_at * B1_s2
-    B2_base = B2 + b.to(tl.int64) * B2_s0 + h.to(tl.int64) * B2_s1
-    B2_tiles = tl.make_tensor_descriptor(B2_base, shape=[40, 40], strides=[B2_s2, 1], block_shape=[16, 64])
+    B2_base = B2 + b.to(tl.int64) * B2_s0 + h.to(tl.int64) * B2_s1 + row_start.to(tl.int64) * B2_s2
+    B2_at = rows_at[:, None] * B2_s2 + cols_at[None, :] * B2_s3
     V_base = V + b.to(tl.int64) * V_s0 + n.to(tl.int64) * V_s1 + h.to(tl.int64) * V_s3
-    V_tiles = tl.make_tensor_descriptor(V_base, shape=[40, 32], strides=[V_s2, 1], block_shape=[64, 32])
+    e_at = tl.arange(0, 32)
+    V_at = cols_at[:, None] * V_s2 + e_at[None, :] * V_s4
     # edge tiles of cols
     for tile in tl.range(0, 1, num_stages=1):
         col_start = tile * 64
         cols_ok = (col_start + cols_at) < 40
-        K_tile = K_tiles.load([col_start, 0])
+        K_tile = tl.load(K_base + col_start.to(tl.int64) * K_s2 + K_at, mask=(col_start + cols_at < 40)[:, None], other=0)
         dot = tl.dot(Q_tile, tl.trans(K_tile))
         B1_tile = tl.load(B1_base + col_start.to(tl.int64) * B1_s2 + B1_at, mask=(col_start + cols_at < 40), other=0)
-        B2_tile = B2_tiles.load([row_start, col_start])
+        B2_tile = tl.load(B2_base + col_start.to(tl.int64) * B2_s3 + B2_at, mask=(row_start + rows_at < 40)[:, None] & (col_start + cols_at < 40)[None, :], other=0)
         t = (dot * 0.125 + B1_tile.to(tl.float32)[None, :]) + B2_tile.to(tl.float32)
         m_tile = tl.max(tl.where(cols_ok[None, :], t, float("-inf")), 1)
         m_1 = tl.maximum(m, m_tile)
@@ -59,11 +60,10 @@ def fused_max_sum2(
         p = tl.where(cols_ok[None, :], tl.exp2((t - ref_1[:, None]) * 1.4426950408889634), 0.0)
         l_tile = tl.sum(p, 1)
         l = (l * phi) + l_tile
-        V_tile = V_tiles.load([col_start, 0])
+        V_tile = tl.load(V_base + col_start.to(tl.int64) * V_s2 + V_at, mask=(col_start + cols_at < 40)[:, None], other=0)
         A = tl.dot(p.to(tl.bfloat16), V_tile, A * phi[:, None])
         m = m_1
         ref = ref_1
-    e_at = tl.arange(0, 32)
     G_base = G + b.to(tl.int64) * G_s0 + n.to(tl.int64) * G_s1 + row_start.to(tl.int64) * G_s2 + h.to(tl.int64) * G_s3
     G_at = rows_at[:, None] * G_s2 + e_at[None, :] * G_s4
     G_tile = tl.load(G_base + G_at, mask=(row_start + rows_at < 40)[:, None], other=0)
