@@ -12,7 +12,8 @@ from flashlight.ir.exprs import Const, Dim, Expr, const
 from flashlight.ir.nests import Loop
 from flashlight.ir.text import parse_program, print_expr
 from flashlight.ir.visit import substitute
-from flashlight.rewrite.bounds import interval, loop_bounds
+from flashlight.rewrite.bounds import loop_bounds
+from flashlight.rewrite.intervals import interval
 from flashlight.rewrite.simplify import simplify
 from flashlight.rewrite.tile import Bounds, first, last
 

@@ -36,7 +36,7 @@ from flashlight.ir.exprs import (
 from flashlight.ir.monoids import ALL, ANY, MAX, MIN, Monoid
 from flashlight.ir.nests import Carry, Give, Loop, Pass
 from flashlight.ir.visit import free_dims, fresh_name, substitute
-from flashlight.rewrite.bounds import at_likely_positions
+from flashlight.rewrite.liveness import at_likely_positions
 from flashlight.rewrite.simplify import simplify
 from flashlight.rewrite.tile import Bounds, first, last
 
