@@ -28,7 +28,7 @@ class Options:
     )
     sdpa: bool = _option(
         True,
-        "Also look into calls of F.scaled_dot_product_attention (where nothing needs gradients).",
+        "Also look into calls of F.scaled_dot_product_attention (where nothing needs gradients; not under `enable()`).",
         affects_code=True,
     )
     tune: str = _option(
