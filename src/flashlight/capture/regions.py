@@ -646,8 +646,3 @@ def _sides_through(load: Load, reader: Cell, sides: Sides) -> Sides:
             )
         )
     return found
-
-
-def walk_members(region: Region, cells: Mapping[str, Cell]) -> Iterator[Cell]:
-    """The cells of a region in order of dependence."""
-    return (cell for name, cell in cells.items() if name in region.members)

@@ -8,7 +8,6 @@ from typing import assert_never
 
 from flashlight.ir.exprs import (
     Binary,
-    Buffer,
     Cast,
     Const,
     Dim,
@@ -166,13 +165,3 @@ def fresh_name(name: str, taken: set[str] | frozenset[str]) -> str:
 def replace_loads(expr: Expr, rule: Callable[[Load], Expr | None]) -> Expr:
     """Rewrite loads only, bottom-up; None keeps a load."""
     return rewrite(expr, lambda node: rule(node) if isinstance(node, Load) else None)
-
-
-def rename_buffers(expr: Expr, mapping: Mapping[str, Buffer]) -> Expr:
-    """Point loads of the named buffers at other buffers of the same rank."""
-    return replace_loads(
-        expr,
-        lambda load: (
-            Load(mapping[load.buffer.name], load.index) if load.buffer.name in mapping else None
-        ),
-    )

@@ -46,10 +46,6 @@ class Value:
         clean = tuple(() if is_one(n) else p for n, p in zip(self.shape, positions, strict=True))
         return self.read(clean)
 
-    def at_exprs(self, index: Sequence[Expr]) -> Expr:
-        """The element at one integer expression for each axis."""
-        return self.at(tuple(digit(i, n) for i, n in zip(index, self.shape, strict=True)))
-
 
 def digit(expr: Expr, extent: Extent) -> Position:
     """A position of one digit, or of none where there is only one position."""

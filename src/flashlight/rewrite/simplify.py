@@ -22,11 +22,9 @@ from flashlight.ir.exprs import (
     Cast,
     Const,
     Expr,
-    Index,
     Load,
     Reduce,
     Select,
-    Size,
     Unary,
     const,
     dtype_of,
@@ -87,11 +85,6 @@ def simplify(expr: Expr) -> Expr:
             return expr
         expr = new
     return expr  # still right, only not the simplest
-
-
-def simplify_index(expr: Expr) -> Expr:
-    """`simplify` for an integer index expression."""
-    return simplify(expr)
 
 
 def _rule(expr: Expr) -> Expr | None:
@@ -549,8 +542,3 @@ def _pull_factor(body: Expr, bound: frozenset[object]) -> tuple[Expr | None, Exp
             return inner, rest if dtype_of(rest) is dtype else Cast(rest, dtype)
         case _:
             return None, body
-
-
-def is_affine(expr: Expr) -> bool:
-    """Whether an integer expression is a polynomial in positions and sizes only."""
-    return all(isinstance(a, Index | Size) for m, _ in polynomial(expr).terms for a in m)
