@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flashlight.codegen.between import ranges_in
 from flashlight.codegen.blocks import Axis, Value
 from flashlight.codegen.builder import Builder, unsupported
 from flashlight.codegen.exponents import Scaled, where_known
+from flashlight.codegen.factors import Factor, dot_dtype, factors_of, is_load
 from flashlight.codegen.places import Place, Places, fits_i32, interval
 from flashlight.codegen.separate import (
     Separated,
@@ -35,7 +36,6 @@ from flashlight.ir.exprs import (
     Size,
     Unary,
     dtype_of,
-    is_literal,
 )
 from flashlight.ir.monoids import SUM, Monoid
 from flashlight.ir.visit import free_dims, loads, substitute, walk
@@ -88,23 +88,6 @@ class Context:
         if not any(d in self.places for d in dims):
             return self
         return self.extended(places=self.places.without(dims))
-
-
-@dataclass(frozen=True)
-class Factor:
-    """A factor of a product.
-
-    Attributes:
-        expr: its value, or a condition.
-        divides: it is a divisor.
-        guarded: it stood in a branch that may not be taken, so what it loads may be out of range.
-        selects: a condition: the product is 0 where it does not hold.
-    """
-
-    expr: Expr
-    divides: bool = False
-    guarded: bool = False
-    selects: bool = False
 
 
 class Expressions:
@@ -618,7 +601,7 @@ class Expressions:
     def _padded(self, x: Value, axis: Axis, places: Places, side: Sequence[Factor]) -> Value:
         """Zero where the contracted axis is padding, unless the value is a product of loads (which read 0 there)."""
         ok = places.ok(axis)
-        if ok is None or axis not in x.axes or all(_is_load(f) for f in side):
+        if ok is None or axis not in x.axes or all(is_load(f) for f in side):
             return x
         zero = self.builder.constant(0.0, x.dtype)
         return self.builder.compute("select", ok, x, zero)
@@ -688,71 +671,8 @@ class Expressions:
         return b.loop(f"{dim.name}_i", zero, end, "inner", None, [("total", init, axes)], body)[0]
 
 
-# -- Products.
-
-
-def factors_of(expr: Expr, guarded: bool = False) -> list[Factor]:
-    """The factors of a product; a guard with else-branch 0 is a factor of its own."""
-    match expr:
-        case Binary("mul", a, b) if dtype_of(expr).is_float:
-            return factors_of(a, guarded) + factors_of(b, guarded)
-        case Binary("div", a, b) if dtype_of(expr).is_float:
-            return [*factors_of(a, guarded), Factor(b, divides=True, guarded=guarded)]
-        case Unary("neg", x) if dtype_of(expr).is_float:
-            return [*factors_of(x, guarded), Factor(Const(-1.0, DType.F32))]
-        case Select(condition, a, b) if is_literal(b, 0) and not _is_flat(a):
-            return [*factors_of(a, True), Factor(condition, guarded=guarded, selects=True)]
-        case _:
-            return [Factor(expr, guarded=guarded)]
-
-
-def _is_flat(expr: Expr) -> bool:
-    """Whether an expression is no product."""
-    return len(factors_of(expr)) == 1
-
-
-def _is_load(factor: Factor) -> bool:
-    return not factor.divides and not factor.selects and isinstance(factor.expr, Load)
-
-
-def _is_upcast(expr: Expr) -> bool:
-    """A 16-bit load that the program itself converts to f32."""
-    return isinstance(expr, Cast) and isinstance(expr.x, Load) and expr.dtype is DType.F32
-
-
 def _is_product(expr: Expr) -> bool:
     return isinstance(expr, Binary) and expr.op == "mul"
-
-
-_SIXTEEN = (DType.F16, DType.BF16)
-
-
-def dot_dtype(a: Value, c: Value, sides: tuple[Sequence[Factor], Sequence[Factor]]) -> DType:
-    """The type of a dot's operands."""
-    if DType.F64 in (a.dtype, c.dtype):
-        return DType.F64
-    if a.dtype is c.dtype and a.dtype in _SIXTEEN:
-        return a.dtype
-    loaded = {
-        load.buffer.dtype
-        for side in sides
-        for f in side
-        for load in loads(f.expr)
-        if load.buffer.dtype.is_float
-    }
-    direct = {v.dtype for v in (a, c) if v.dtype in _SIXTEEN}
-    wide_input = any(
-        len(side) == 1 and _is_load(side[0]) and v.dtype is DType.F32
-        for v, side in zip((a, c), sides, strict=True)
-    )
-    if len(direct) == 1 and not wide_input:
-        return next(iter(direct))
-    upcast = [len(side) == 1 and _is_upcast(side[0].expr) for side in sides]
-    if any(upcast) and not all(upcast):
-        return DType.F32
-    if len(loaded & set(_SIXTEEN)) == 1 and not loaded - set(_SIXTEEN):
-        return next(iter(loaded))
-    return DType.F32
 
 
 # -- Monoids.
@@ -811,9 +731,6 @@ def constant_extent(dim: Dim) -> int:
 def renamed(expr: Expr, mapping: Mapping[Dim, Dim]) -> Expr:
     """An expression over other dims of the same extents."""
     return substitute(expr, {d: Index(e) for d, e in mapping.items()})
-
-
-IndexLowering = Callable[[Expr], Value]
 
 
 def _is_relative(exponent: Expr) -> bool:

@@ -24,11 +24,10 @@ from flashlight.codegen.exponents import (
 from flashlight.codegen.expressions import (
     Context,
     Expressions,
-    Factor,
     combine,
-    factors_of,
     identity,
 )
+from flashlight.codegen.factors import Factor, factors_of, is_load
 from flashlight.codegen.places import Places
 from flashlight.ir.dtypes import DType
 from flashlight.ir.exprs import (
@@ -351,7 +350,7 @@ class TileStep:
         ok = ctx.places.ok(cols)
         if ok is not None:
             a = b.compute("select", ok, a, b.constant(0.0, a.dtype), hint=a.name)
-            if not all(_is_plain(f) for f in right):
+            if not all(is_load(f) for f in right):
                 v = b.compute("select", ok, v, b.constant(0.0, v.dtype), hint=v.name)
         a, v = ex.operands(a, v, sides)
         if outside:
@@ -470,7 +469,3 @@ def _multiset(shifts: Sequence[Shift]) -> frozenset[tuple[Shift, int]]:
 
 def _one_of(dtype: DType) -> float:
     return 1.0 if dtype.is_float else 1
-
-
-def _is_plain(factor: Factor) -> bool:
-    return not factor.divides and not factor.selects and isinstance(factor.expr, Load)

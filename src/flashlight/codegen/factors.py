@@ -1,0 +1,99 @@
+"""The factors of a product, and the type in which a dot of two sides of them is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flashlight.codegen.blocks import Value
+from flashlight.ir.dtypes import DType
+from flashlight.ir.exprs import (
+    Binary,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Unary,
+    dtype_of,
+    is_literal,
+)
+from flashlight.ir.visit import loads
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A factor of a product.
+
+    Attributes:
+        expr: its value, or a condition.
+        divides: it is a divisor.
+        guarded: it stood in a branch that may not be taken, so what it loads may be out of range.
+        selects: a condition: the product is 0 where it does not hold.
+    """
+
+    expr: Expr
+    divides: bool = False
+    guarded: bool = False
+    selects: bool = False
+
+
+def factors_of(expr: Expr, guarded: bool = False) -> list[Factor]:
+    """The factors of a product; a guard with else-branch 0 is a factor of its own."""
+    match expr:
+        case Binary("mul", a, b) if dtype_of(expr).is_float:
+            return factors_of(a, guarded) + factors_of(b, guarded)
+        case Binary("div", a, b) if dtype_of(expr).is_float:
+            return [*factors_of(a, guarded), Factor(b, divides=True, guarded=guarded)]
+        case Unary("neg", x) if dtype_of(expr).is_float:
+            return [*factors_of(x, guarded), Factor(Const(-1.0, DType.F32))]
+        case Select(condition, a, b) if is_literal(b, 0) and not _is_flat(a):
+            return [*factors_of(a, True), Factor(condition, guarded=guarded, selects=True)]
+        case _:
+            return [Factor(expr, guarded=guarded)]
+
+
+def _is_flat(expr: Expr) -> bool:
+    """Whether an expression is no product."""
+    return len(factors_of(expr)) == 1
+
+
+def is_load(factor: Factor) -> bool:
+    """Whether a factor is a value as it stands in memory."""
+    return not factor.divides and not factor.selects and isinstance(factor.expr, Load)
+
+
+def _is_upcast(expr: Expr) -> bool:
+    """A 16-bit load that the program itself converts to f32."""
+    return isinstance(expr, Cast) and isinstance(expr.x, Load) and expr.dtype is DType.F32
+
+
+_SIXTEEN = (DType.F16, DType.BF16)
+
+
+def dot_dtype(a: Value, c: Value, sides: tuple[Sequence[Factor], Sequence[Factor]]) -> DType:
+    """The type of a dot's operands."""
+    if DType.F64 in (a.dtype, c.dtype):
+        return DType.F64
+    if a.dtype is c.dtype and a.dtype in _SIXTEEN:
+        return a.dtype
+    loaded = {
+        load.buffer.dtype
+        for side in sides
+        for f in side
+        for load in loads(f.expr)
+        if load.buffer.dtype.is_float
+    }
+    direct = {v.dtype for v in (a, c) if v.dtype in _SIXTEEN}
+    wide_input = any(
+        len(side) == 1 and is_load(side[0]) and v.dtype is DType.F32
+        for v, side in zip((a, c), sides, strict=True)
+    )
+    if len(direct) == 1 and not wide_input:
+        return next(iter(direct))
+    upcast = [len(side) == 1 and _is_upcast(side[0].expr) for side in sides]
+    if any(upcast) and not all(upcast):
+        return DType.F32
+    if len(loaded & set(_SIXTEEN)) == 1 and not loaded - set(_SIXTEEN):
+        return next(iter(loaded))
+    return DType.F32
