@@ -26,6 +26,9 @@ Places = frozenset[int]
 # Head dimensions go up to this; what is summed over more features is a projection.
 SLIM = 256
 
+# So many joins of joins are one.
+JOINS = 4
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -411,16 +414,19 @@ def is_cheap(cell: Cell, cells: Mapping[str, Cell]) -> bool:
     return all(_is_cheap_node(e) for e in _arithmetic(cell.nest.body))
 
 
-def join_of(cell: Cell, cells: Mapping[str, Cell]) -> frozenset[Dim] | None:
+def join_of(cell: Cell, cells: Mapping[str, Cell], depth: int = JOINS) -> frozenset[Dim] | None:
     """The dims along which a pointwise cell puts tensors side by side (cat, pad), or None if that is not all it does.
 
-    What is computed only to be joined (the halves of a rotation) is not: it is written in its place anyway.
+    What is computed only to be joined (the halves of a rotation) is not: it is written in its place anyway. Nor is a long chain of
+    joins: that is a scan writing one row after the other.
     """
-    if not cell.is_pointwise or not isinstance(cell.nest.body, Select):
+    if depth == 0 or not cell.is_pointwise or not isinstance(cell.nest.body, Select):
         return None
     parts = [cells[n] for n in {load.buffer.name for load in cell.loads()} if n in cells]
     for p in parts:
-        if p.is_pointwise and not (p.is_index or is_cheap(p, cells)) and join_of(p, cells) is None:
+        if not p.is_pointwise or p.is_index or is_cheap(p, cells):
+            continue
+        if join_of(p, cells, depth - 1) is None:
             return None
     return _pieces(cell.nest.body, cells)
 
