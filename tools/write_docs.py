@@ -207,7 +207,8 @@ def results_page() -> str:
         "Each table is one run in one process: all systems of a row were timed in turn, after each had computed the row's "
         "function and ours had been checked against float64. In brackets: how many times as fast as that system Flashlight is. "
         "`flex` is FlexAttention's kernel alone, `flex+mask` with its block mask built; `limit` is the machine's own floor "
-        "(the larger of arithmetic over the measured matrix rate and bytes over the measured copy rate) over our time.",
+        "(the larger of arithmetic over the measured matrix rate and bytes over the measured copy rate) over our time; `MiB` is the "
+        "peak beyond inputs and results (of the allocator on a GPU, of the process on a CPU).",
     ]
     for path in result_files():
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -229,9 +230,11 @@ SYSTEMS = ("ours", "eager", "compile", "flex", "flex+mask", "cudnn", "fa2", "sdp
 def markdown_table(rows: list[dict[str, Any]], systems: tuple[str, ...] = SYSTEMS) -> str:
     """Milliseconds, speed-ups, rate and share of the limit."""
     shown = [c for c in systems if any(c in r["ms"] for r in rows)]
+    measured = [c for c in ("ours", "compile") if any(c in r["workspace"] for r in rows)]
     head = ["program", "shape", "dtype", "kernels"]
     head += [c if c == "ours" else f"{c} ms (×)" for c in shown]
-    lines = ["| " + " | ".join([*head, "TFLOP/s", "limit"]) + " |", "|" + "---|" * (len(head) + 2)]
+    head += ["TFLOP/s", "limit", *(f"{c} MiB" for c in measured)]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows:
         s = row["shape"]
         many = f" N{s['rows']}" if s["rows"] > 1 else ""
@@ -253,19 +256,21 @@ def markdown_table(rows: list[dict[str, Any]], systems: tuple[str, ...] = SYSTEM
         rate, share = row["tflops"], row["share_of_limit"]
         cells.append("" if rate is None else f"{rate:.3g}")
         cells.append("" if share is None else f"{share:.0%}")
+        cells += [f"{row['workspace'][c]:.0f}" if c in row["workspace"] else "" for c in measured]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def readme(current: str) -> str:
-    """README.md with its tables of results made anew: rows at S = 4096, and those that are no multi-head attention."""
+    """README.md with its tables of results made anew, GPUs first: rows at one length, and those that are no multi-head attention."""
     before, _, rest = current.partition(RESULTS)
     _, _, after = rest.partition(END_RESULTS)
     parts = []
-    for path in result_files():
+    for path in sorted(result_files(), key=lambda p: "-cpu" in p.stem):
         data = json.loads(path.read_text(encoding="utf-8"))
         every = [r for r in data["rows"] if "ours" in r["ms"]]
-        long = [r for r in every if r["shape"]["length"] == 4096 or r["shape"]["rows"] > 1]
+        length = 2048 if "-cpu" in path.stem else 4096
+        long = [r for r in every if r["shape"]["length"] == length or r["shape"]["rows"] > 1]
         parts.append(
             f"[{path.stem}](benchmarks/results/{path.name}): {provenance(data['machine'])}"
         )
