@@ -123,12 +123,13 @@ class Finder:
     def _close_gaps(self, region: Region, pairs: Pairs) -> Node | None:
         """Add what lies between members (row statistics on their way back); the node that cannot be added, if there is one."""
         while True:
-            gap = [c for n in self._between(region) for c in self._cells_of(n)]
+            gap: set[str] = set()
             for node in self._between(region):
                 cells = self._cells_of(node)
                 if not cells or any(pairs.of[c.name].contraction for c in cells):
                     return node
-            fresh = {c.name for c in gap} - region.members
+                gap.update(c.name for c in cells)
+            fresh = gap - region.members
             if not fresh:
                 return None
             region.members |= fresh
