@@ -5,16 +5,15 @@ A window `(k <= q) & (q <= k + 256)` then costs an element one subtraction and o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from flashlight.ir.dtypes import DType
 from flashlight.ir.exprs import Binary, Expr, dtype_of
+from flashlight.ir.visit import conjuncts
 from flashlight.rewrite.polynomial import Polynomial, constant, expression, polynomial
 
 
 def ranges_in(condition: Expr) -> tuple[list[tuple[Expr, int]], list[Expr]]:
     """A conjunction as pairs (x, c) that mean 0 <= x <= c, and what is left of it."""
-    left = [(part, _not_negative(part)) for part in _conjuncts(condition)]
+    left = [(part, _not_negative(part)) for part in conjuncts(condition)]
     pairs: list[tuple[Expr, int]] = []
     rest: list[Expr] = []
     while left:
@@ -28,15 +27,6 @@ def ranges_in(condition: Expr) -> tuple[list[tuple[Expr, int]], list[Expr]]:
         else:
             rest.append(part)
     return pairs, rest
-
-
-def _conjuncts(condition: Expr) -> Iterator[Expr]:
-    match condition:
-        case Binary("and", a, b):
-            yield from _conjuncts(a)
-            yield from _conjuncts(b)
-        case _:
-            yield condition
 
 
 def _not_negative(condition: Expr) -> Polynomial | None:

@@ -25,6 +25,7 @@ from flashlight.ir.exprs import (
     Unary,
     anchor,
     dtype_of,
+    largest,
     mul,
     neg,
 )
@@ -34,8 +35,6 @@ from flashlight.ir.visit import children, free_dims, replace_loads, rewrite
 from flashlight.rewrite.simplify import simplify
 
 LOG2_E = 1.4426950408889634
-LARGEST = float.fromhex("0x1.fffffep+127")
-"""The largest float of 32 bits."""
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**127  # of floats with all their bits
 
 
@@ -247,7 +246,7 @@ class Scaled:
 def _finite_reference(expr: Expr) -> Expr | None:
     match expr:
         case Binary("mul", Unary("anchor", _), Const(_, DType.F32)):
-            most = Const(LARGEST, DType.F32)
+            most = largest(DType.F32)
             return Binary("max", Binary("min", expr, most), neg(most))
         case _:
             return None

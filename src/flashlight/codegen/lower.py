@@ -59,6 +59,7 @@ class _Lowering(TileStep):
     def __init__(self, loop: Loop, schedule: Schedule, name: str) -> None:
         super().__init__(loop, schedule)
         self.name = name
+        self.row_tile: Value | None = None
 
     def kernel(self) -> Kernel:
         grid = self._grid()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from itertools import combinations
 from flashlight.codegen.blocks import Axis, Value
 from flashlight.codegen.builder import Builder, unsupported
 from flashlight.codegen.exponents import (
-    LARGEST,
     LOG2_E,
     Scaled,
     anchored,
@@ -39,6 +37,7 @@ from flashlight.ir.exprs import (
     Load,
     Unary,
     dtype_of,
+    largest,
     mul,
 )
 from flashlight.ir.monoids import ARGMIN, MAX, MIN, SUM, Monoid
@@ -80,7 +79,6 @@ class TileStep:
         self.rows: Axis | None = None
         self.cols: Axis | None = None
         self.finals: dict[str, tuple[tuple[Dim, ...], Value]] = {}
-        self.row_tile: Value | None = None
         self.references: tuple[Expr, ...] = ()
         self.old_references: dict[Expr, Value] = {}
         self.clamped: dict[str, float] = {}
@@ -237,8 +235,7 @@ class TileStep:
         phi = b.compute("exp2" if base2 else "exp", exponent, hint="phi")
         if not all(_maximum(w) in self.clamped for w in c.weight):
             # Leaving the unset state, the reference jumps from 0: the factor may be inf while the sum is 0.
-            largest = LARGEST if base2 else sys.float_info.max
-            phi = b.compute("minnum", phi, b.constant(largest, c.dtype), hint="phi")
+            phi = b.compute("minnum", phi, b.constant(largest(c.dtype).value, c.dtype), hint="phi")
         return b.compute("mul", total, phi, hint=c.name)
 
     def _difference(self, expr: Expr, before: Context, now: Context, dtype: DType) -> Value:
@@ -285,7 +282,7 @@ class TileStep:
         """
         if self.schedule.exact:  # C++'s exp2 takes no such exponents
             return {}
-        most = LARGEST if self.ex.scaled.wide else 1e37
+        most = largest(DType.F32).value if self.ex.scaled.wide else 1e37
         found: dict[str, float] = {}
         for c in p.carries:
             if c.monoid is not MAX or c.dtype is not DType.F32:

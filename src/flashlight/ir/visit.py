@@ -102,6 +102,15 @@ def free_dims(expr: Expr) -> frozenset[Dim]:
             return found
 
 
+def conjuncts(condition: Expr) -> tuple[Expr, ...]:
+    """The conditions that must all hold, in order."""
+    match condition:
+        case Binary("and", a, b):
+            return (*conjuncts(a), *conjuncts(b))
+        case _:
+            return (condition,)
+
+
 def bound_dims(expr: Expr) -> frozenset[Dim]:
     """Dims that some inner reduction of the expression binds."""
     return frozenset(d for node in walk(expr) if isinstance(node, Reduce) for d in node.dims)

@@ -22,7 +22,7 @@ from flashlight.ir.exprs import (
     floordiv,
     mul,
 )
-from flashlight.ir.visit import free_dims
+from flashlight.ir.visit import conjuncts, free_dims
 from flashlight.rewrite.polynomial import Polynomial, polynomial
 from flashlight.rewrite.simplify import simplify
 from flashlight.rewrite.tile import first, last
@@ -246,15 +246,7 @@ def _begins(i: Interval) -> bool:
 
 def _decided(i: Interval, condition: Expr) -> tuple[Expr, Expr] | None:
     """The full range of a branch, if all of the branch holds there and not only some of its conjuncts."""
-    return i.full if set(_conjuncts(condition)) <= set(i.holds) else None
-
-
-def _conjuncts(condition: Expr) -> tuple[Expr, ...]:
-    match condition:
-        case Binary("and", a, b):
-            return (*_conjuncts(a), *_conjuncts(b))
-        case _:
-            return (condition,)
+    return i.full if set(conjuncts(condition)) <= set(i.holds) else None
 
 
 def _joined(a: tuple[Expr, Expr] | None, b: tuple[Expr, Expr] | None) -> tuple[Expr, Expr] | None:

@@ -105,17 +105,14 @@ def _may_mask(expr: Expr) -> bool:
             return False
         case Binary("mul", a, b):
             factors = [f for f in (a, b) if not isinstance(f, Const)]
-            return _may_mask_const(a, b) or all(_may_mask(f) for f in factors)
+            is_huge = any(isinstance(f, Const) and _may_mask(f) for f in (a, b))
+            return is_huge or all(_may_mask(f) for f in factors)
         case Binary("div", a, _):
             return _may_mask(a)
         case Unary("log" | "log2" | "log1p", x):
             return any(isinstance(n, Load | Reduce) for n in walk(x))
         case _:
             return any(_may_mask(c) for c in children(expr))
-
-
-def _may_mask_const(*factors: Expr) -> bool:
-    return any(isinstance(f, Const) and _may_mask(f) for f in factors)
 
 
 def _not_zero(expr: Expr) -> Live:
