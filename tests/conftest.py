@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,6 +54,13 @@ def _has_cuda() -> bool:
     except ImportError:
         return False
     return torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Every test draws the same numbers each time; FLASHLIGHT_TEST_SEED draws others, to look for luck."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(int(os.environ.get("FLASHLIGHT_TEST_SEED", "0")))
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def test_flex_states_the_same_function(name: str) -> None:
         )
     q, k, v = args[:3]
     got = flex_attention(q, k, v, score_mod=flex.score_mod, block_mask=mask, enable_gqa=True)
-    torch.testing.assert_close(got, variant.fn(*args))
+    assert_close(got, variant.fn(*args), variant.fn(*exactly(args)))
 
 
 def test_pairs_are_counted() -> None:
