@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -19,10 +20,21 @@ from flashlight.ir.exprs import (
     Expr,
     Index,
     Load,
+    Reduce,
     Unary,
     const,
 )
-from flashlight.ir.interpret import Array, evaluate, infer_sizes, interpret, round_to, value_of
+from flashlight.ir.interpret import (
+    EAGER,
+    Array,
+    Evaluator,
+    evaluate,
+    infer_sizes,
+    interpret,
+    round_to,
+    value_of,
+)
+from flashlight.ir.monoids import SUM
 from flashlight.ir.text import parse_program
 
 F32, F64, I64, I32 = DType.F32, DType.F64, DType.I64, DType.I32
@@ -185,6 +197,31 @@ def test_exact_false_is_eager() -> None:
     np.testing.assert_array_equal(rounded, round_to(rounded, DType.BF16))
     exact = interpret(program, inputs)["O"]
     np.testing.assert_allclose(exact, eager(torch.float64), rtol=1e-12)
+
+
+@pytest.mark.parametrize("body", ["dot", "dot of equals", "sum"])
+def test_a_sum_has_the_same_bits_in_every_layout(body: str) -> None:
+    """Formed or as a matrix product, all at once or for a few rows, reduced over any axis."""
+    q, k, d = (Dim(name, const(n)) for name, n in (("q", 33), ("k", 37), ("d", 16)))
+    buffers = Buffer("Q", (q.extent, d.extent), F32), Buffer("K", (d.extent, k.extent), F32)
+    a, b = Load(buffers[0], (Index(q), Index(d))), Load(buffers[1], (Index(d), Index(k)))
+    terms = {
+        "dot": Binary("mul", a, b),
+        "dot of equals": Binary("mul", a, a),
+        "sum": Binary("add", a, b),
+    }
+    total = Reduce(SUM, (d,), terms[body])
+    rng = np.random.default_rng(0)
+    arrays = {"Q": rng.normal(size=(33, 16)) * 60, "K": rng.normal(size=(16, 37)) * 60}
+    arrays = {name: x.astype(np.float32) for name, x in arrays.items()}
+    whole = value_of(total, (q, k), arrays, exact=False)
+    assert whole.dtype == np.float32
+    np.testing.assert_array_equal(value_of(total, (k, q), arrays, exact=False).T, whole)
+    nests = {axes: Evaluator(axes, arrays, {}, EAGER) for axes in itertools.permutations((q, k, d))}
+    for evaluator in nests.values():
+        np.testing.assert_array_equal(evaluator.over(evaluator.value(total), (q, k)), whole)
+    few = Evaluator((d, q, k), arrays, {}, EAGER, {q: (7, 10)})
+    np.testing.assert_array_equal(few.over(few.value(total), (q, k)), whole[7:10])
 
 
 def test_loads_are_gathers_slices_and_reversals() -> None:
