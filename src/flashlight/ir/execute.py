@@ -24,6 +24,7 @@ from flashlight.ir.interpret import (
     infer_sizes,
     integer,
     prepare_inputs,
+    rounded_once,
 )
 from flashlight.ir.nests import Carry, Loop, Nest, Pass, Program, Shift
 from flashlight.ir.printer import statement_dims
@@ -180,8 +181,9 @@ class _LoopRun:
             (new.value(anchor(w)) - old.value(anchor(w)) for w in carry.weight),
             np.zeros((), self.arithmetic.numpy_type(carry.dtype)),
         )
-        # exp may be inf only where the reference was unset and the accumulator is 0
-        return np.asarray(np.minimum(np.exp(change), np.finfo(change.dtype).max) * held)
+        factor = rounded_once(np.exp, change)
+        # inf only where the reference was unset and the accumulator is 0
+        return np.asarray(np.minimum(factor, np.finfo(change.dtype).max) * held)
 
     def _shifted(
         self, carry: Carry, carries: Sequence[Carry], old: Evaluator, new: Evaluator
