@@ -24,3 +24,21 @@ def test_scan_is_left_to_inductor() -> None:
         got = torch.compile(unrolled, backend="flashlight")(a, b, c)
     assert [r.code for r in found.refusals] == ["too-large"]
     assert_close(got, unrolled(a, b, c), unrolled(*exactly((a, b, c))))
+
+
+def substituted(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """A triangular system of decayed products, solved row by row in place, as chunked delta rules do."""
+    system = -(a[:, :, None] * b[:, None] * torch.exp(c[:, :, None] - c[:, None])).sum(-1).tril(-1)
+    for i in range(1, system.shape[-1]):
+        row, above = system[:, i, :i].clone(), system[:, :i, :i].clone()
+        system[:, i, :i] = row + (row[..., None] * above).sum(-2)
+    return system
+
+
+def test_what_each_step_of_a_scan_reads_is_computed_once() -> None:
+    gen = torch.Generator().manual_seed(0)
+    a, b, c = (torch.randn(3, 12, 32, generator=gen) / 8 for _ in range(3))
+    with fresh_inductor_cache(), collecting() as found, torch.no_grad():
+        got = torch.compile(substituted, backend="flashlight")(a, b, c)
+    assert not found.regions
+    assert_close(got, substituted(a, b, c), substituted(*exactly((a, b, c))))

@@ -13,6 +13,7 @@ import torch
 import torch.fx
 
 from flashlight.capture.pairs import Pairs, count, is_cheap, join_of
+from flashlight.capture.paths import Paths
 from flashlight.errors import Refusal
 from flashlight.ir.exprs import Dim, Index, Load, Unary
 from flashlight.ir.monoids import ALL, ANY, SUM
@@ -54,6 +55,25 @@ class Region:
         self.members |= self.closers | self.paired
 
 
+@dataclass(frozen=True)
+class _Span:
+    """FX nodes of a region, those after its closers, and those before any of its own, as bits of `Paths`."""
+
+    inside: int
+    after: int
+    before: int
+
+    def __or__(self, other: _Span) -> _Span:
+        return _Span(
+            self.inside | other.inside, self.after | other.after, self.before | other.before
+        )
+
+    @property
+    def between(self) -> int:
+        """Nodes on a path from a result to a member that are not in the region."""
+        return self.after & self.before & ~self.inside
+
+
 @dataclass
 class Finder:
     """Finds the regions of one lifted graph.
@@ -71,11 +91,20 @@ class Finder:
     def __post_init__(self) -> None:
         self.order = {n: i for i, n in enumerate(self.lifter.graph.nodes)}
         self.cells = self.lifter.cells
-        self.nodes = list(self.order)
+        self.paths = Paths(self.lifter.graph, self.lifter.views)
         self.makers: dict[str, list[Node]] = {}
+        self.shared: dict[str, list[Node]] = {}  # FX nodes that are made by several cells
+        self.own = {name: self.paths.set_of(c.tensors) for name, c in self.cells.items()}
+        self.made_together = 0
+        self.walls: dict[bool, int] = {}
         for node, cells in self.lifter.made.items():
             for cell in cells:
                 self.makers.setdefault(cell.name, []).append(node)
+                if len(cells) > 1:
+                    self.made_together |= self.paths.bits[node]
+                    self.shared.setdefault(cell.name, []).append(node)
+                else:
+                    self.own[cell.name] |= self.paths.bits[node]
         self.rank = {name: i for i, name in enumerate(self.cells)}
 
     def regions(self) -> list[Region]:
@@ -104,63 +133,75 @@ class Finder:
 
     def _components(self, pairs: Pairs) -> list[Region]:
         """Closers with what they close, merged where they share it and nothing from outside lies between."""
-        regions: list[Region] = []
+        regions: list[tuple[Region, _Span]] = []
         for cell in self.cells.values():
             known = pairs.of[cell.name]
             if not known.closes:
                 continue
             new = Region({cell.name}, _cone(known.sources, pairs))
+            span = self._span(new)
             apart = []
-            for old in regions:
-                merged = Region(new.closers | old.closers, new.paired | old.paired)
-                if new.paired & old.paired and self._close_gaps(merged, pairs) is None:
-                    new = merged
+            for old, other in regions:
+                merged = self._united(new, span, old, other, pairs)
+                if merged is None:
+                    apart.append((old, other))
                 else:
-                    apart.append(old)
-            regions = [*apart, new]
-        return regions
+                    new, span = merged, self._span(merged)
+            regions = [*apart, (new, span)]
+        return [region for region, _ in regions]
+
+    def _united(self, a: Region, at: _Span, b: Region, bt: _Span, pairs: Pairs) -> Region | None:
+        """Two cores as one with what lies between them, or None where they share nothing or a wall stands between."""
+        if a.paired.isdisjoint(b.paired):
+            return None
+        both = at | bt
+        if both.between & self._walls(pairs) & ~self.made_together:
+            return None  # what the full search would find; most candidates of a long scan end here
+        merged = Region(a.closers | b.closers, a.paired | b.paired)
+        return merged if self._close_gaps(merged, pairs) is None else None
+
+    def _span(self, region: Region) -> _Span:
+        inside = self._nodes(region.members)
+        after = self.paths.after(self._nodes(region.closers))
+        return _Span(inside, after, self.paths.before(inside))
 
     def _close_gaps(self, region: Region, pairs: Pairs) -> Node | None:
         """Add what lies between members (row statistics on their way back); the node that cannot be added, if there is one."""
+        walls = self._walls(pairs)
         while True:
-            gap: set[str] = set()
-            for node in self._between(region):
-                cells = self._cells_of(node)
-                if not cells or any(pairs.of[c.name].contraction for c in cells):
-                    return node
-                gap.update(c.name for c in cells)
+            between = self._between(region)
+            if between & walls:
+                return next(self.paths.of(between & walls))
+            gap = {c.name for node in self.paths.of(between) for c in self._cells_of(node)}
             fresh = gap - region.members
             if not fresh:
                 return None
             region.members |= fresh
             region.paired |= {name for name in fresh if pairs.of[name].pairs}
 
-    def _between(self, region: Region) -> list[Node]:
-        """FX nodes on a path from a result to a member that are no views and not in the region."""
-        inside = self._nodes(region.members)
-        if not inside:
-            return []
-        first, last = (f(self.order[n] for n in inside) for f in (min, max))
-        window = self.nodes[first : last + 1]
-        after = self._nodes(region.closers)
-        for node in window:
-            if node not in after and any(a in after for a in node.all_input_nodes):
-                after.add(node)
-        before = set(inside)
-        for node in reversed(window):
-            if node not in before and any(u in before for u in node.users):
-                before.add(node)
-        between = [n for n in window if n in after and n in before and n not in inside]
-        return [n for n in between if n not in self.lifter.views]
+    def _walls(self, pairs: Pairs) -> int:
+        """FX nodes that no region may take in: those without a rule, and products."""
+        if pairs.weights not in self.walls:
+            self.walls[pairs.weights] = self.paths.set_of(
+                node
+                for node in self.paths.nodes
+                if not self._cells_of(node)
+                or any(pairs.of[c.name].contraction for c in self._cells_of(node))
+            )
+        return self.walls[pairs.weights]
 
-    def _nodes(self, names: set[str]) -> set[Node]:
+    def _between(self, region: Region) -> int:
+        """FX nodes on a path from a result to a member that are not in the region."""
+        return self._span(region).between
+
+    def _nodes(self, names: set[str]) -> int:
         """FX nodes that are computed by these cells and by no others."""
-        found: set[Node] = set()
+        found = 0
         for name in names:
-            found.update(self.cells[name].tensors)
-            for node in self.makers.get(name, ()):
+            found |= self.own[name]
+            for node in self.shared.get(name, ()):
                 if all(c.name in names for c in self.lifter.made[node]):
-                    found.add(node)
+                    found |= self.paths.bits[node]
         return found
 
     def _cells_of(self, node: Node) -> list[Cell]:
@@ -173,21 +214,23 @@ class Finder:
 
         Otherwise both would compute that cell, each reading what the other keeps to itself.
         """
-        joined: list[Region] = []
+        joined: list[tuple[Region, set[str]]] = []
         for new in regions:
             apart = []
-            for old in joined:
-                shared = self._results(new) & self._results(old)
+            results = self._results(new)
+            for old, others in joined:
+                shared = results & others
                 merged = self._merged(new, old, pairs) if shared else None
                 if merged is not None:
-                    new = merged
+                    new, results = merged, self._results(merged)
                     continue
-                apart.append(old)
+                apart.append((old, others))
                 if shared:
                     new.members -= shared
                     new.roots = self._roots(new)
-            joined = [*apart, new]
-        return joined
+                    results = self._results(new)
+            joined = [*apart, (new, results)]
+        return [region for region, _ in joined]
 
     def _merged(self, a: Region, b: Region, pairs: Pairs) -> Region | None:
         """Both as one region, or None where something lies between them."""
@@ -285,9 +328,7 @@ class Finder:
             else:
                 return
 
-    def _is_epilogue(
-        self, cell: Cell, region: Region, derived: set[str], reached: set[Node]
-    ) -> bool:
+    def _is_epilogue(self, cell: Cell, region: Region, derived: set[str], reached: int) -> bool:
         """Whether a cell only goes over results of the region, element by element."""
         if not cell.is_pointwise or len(cell.tensors) != 1 or cell.name in region.members:
             return False
@@ -300,25 +341,20 @@ class Finder:
                 if not only or not _is_plain(load, cell):
                     return False
                 largest = max(largest, self._count(name))
-            elif name in region.members or self._node_of(name) in reached:
+            elif name in region.members or self._node_bits(name) & reached:
                 return False
         return size <= largest
 
-    def _node_of(self, name: str) -> Node | None:
+    def _node_bits(self, name: str) -> int:
         if name in self.cells:
-            tensors = self.cells[name].tensors
-            return tensors[0] if tensors else None
-        return self.lifter.leaves[name].node
+            return self.paths.set_of(self.cells[name].tensors[:1])
+        return self.paths.bits[self.lifter.leaves[name].node]
 
-    def _descendants(self, region: Region) -> set[Node]:
+    def _descendants(self, region: Region) -> int:
         """FX nodes that depend on results of the region."""
-        found = {t for name in self._derived(region) for t in self.cells[name].tensors}
-        work = list(found)
-        while work:
-            fresh = [u for u in work.pop().users if u not in found]
-            found.update(fresh)
-            work.extend(fresh)
-        return found
+        return self.paths.after(
+            self.paths.set_of(t for n in self._derived(region) for t in self.cells[n].tensors)
+        )
 
     def _absorb(self, region: Region, pairs: Pairs) -> None:
         """Take what members read and what is cheaper to compute than to read, back to the frontier."""
@@ -425,7 +461,7 @@ class Finder:
             return False
         is_core, is_large = self._is_core(region, pairs), self._is_large(region)
         if region.is_weak:
-            taken = is_large and self._would_stand(region, pairs) and self._is_dense(region, pairs)
+            taken = is_large and self._is_dense(region, pairs)
             taken = taken or (is_core and self._is_slim(region, pairs))
         else:
             taken = is_core or is_large
@@ -468,14 +504,18 @@ class Finder:
         )
         return sums and exps
 
-    def _would_stand(self, region: Region, pairs: Pairs) -> bool:
-        """Whether Inductor would write the pairs to memory: for a product, for a second reduction, or between two."""
-        if any(self.cells[n].contraction for n in region.closers):
-            return True
-        if any(not self.cells[n].is_pointwise for n in region.paired):
-            return True
-        read = {e.buffer.name for n in region.paired for e in self.cells[n].loads()}
-        return bool(read & self._derived(region) - region.paired)
+    def _standing(self, region: Region) -> set[str]:
+        """Which pairs Inductor would write to memory: for a product, of a reduction, or between two reductions."""
+        products = [n for n in region.closers | region.paired if self.cells[n].contraction]
+        factors = {e.buffer.name for n in products for e in self.cells[n].loads()}
+        statistics = self._derived(region) - region.paired
+        return {
+            n
+            for n in region.paired
+            if n in factors
+            or not self.cells[n].is_pointwise
+            or any(e.buffer.name in statistics for e in self.cells[n].loads())
+        }
 
     def _is_slim(self, region: Region, pairs: Pairs) -> bool:
         """Whether this is a softmax over few features against a matrix that is given: attention to learned or lone keys."""
@@ -508,11 +548,11 @@ class Finder:
         return self._largest(region) >= UNNORMALISED_WEIGHT_RATIO * sum(self._boundary(region))
 
     def _is_large(self, region: Region) -> bool:
-        """Whether the pairs outnumber every tensor that goes in or comes out."""
+        """Whether pairs that would be written outnumber every tensor that goes in or comes out."""
         return self._largest(region) > max(self._boundary(region), default=0)
 
     def _largest(self, region: Region) -> int:
-        return max(self._count(n) for n in region.paired)
+        return max((self._count(n) for n in self._standing(region)), default=0)
 
     def _boundary(self, region: Region) -> list[int]:
         names = {
