@@ -26,7 +26,7 @@ from flashlight.ir.nests import Program
 from flashlight.options import Options
 from flashlight.runtime import cpu, op
 from flashlight.runtime.types import TORCH_TYPES
-from tests.support.oracle import allowed, exactly, relative_error, same_places, tensors
+from tests.support.oracle import allowed, exactly, relative_error, tensors
 
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 
@@ -92,7 +92,7 @@ def _captured(text: str) -> Verdict:
         verdict.standing = _stands(traced.graph)
         for args in calls:
             got = traced(*args)
-            verdict.failure = _difference(module.fn, args, got)
+            verdict.failure = difference(module.fn, args, got)
             if verdict.failure:
                 break
     return verdict
@@ -124,7 +124,7 @@ def compiled(text: str) -> Verdict:
     fn: Any = torch.compile(module.fn, backend="flashlight", dynamic=module.DYNAMIC)
     with torch.no_grad(), collecting() as record:
         for args in calls:
-            verdict.failure = _difference(module.fn, args, fn(*args))
+            verdict.failure = difference(module.fn, args, fn(*args))
             if verdict.failure:
                 break
     _note(verdict, record)
@@ -161,7 +161,7 @@ def _note(verdict: Verdict, record: Record) -> None:
     verdict.refusals = [r.code for r in record.refusals]
 
 
-def _difference(fn: Callable[..., Any], args: Sequence[Any], got: Any) -> str:
+def difference(fn: Callable[..., Any], args: Sequence[Any], got: Any) -> str:
     """How a result differs from eager's, or nothing."""
     eagers, exacts = tensors(fn(*args)), tensors(fn(*exactly(args)))
     for i, (g, e, x) in enumerate(zip(tensors(got), eagers, exacts, strict=True)):
@@ -174,7 +174,8 @@ def _difference(fn: Callable[..., Any], args: Sequence[Any], got: Any) -> str:
             if not torch.equal(g[decided], e[decided]):
                 return f"integers of {i}: differ"
             continue
-        if not same_places(g, e) and not same_places(g, x.to(e.dtype)):
+        # each as eager's or as the exact one: f32 overflows in fewer places than 16 bits and in more than f64
+        if not ((_kinds(g) == _kinds(e)) | (_kinds(g) == _kinds(x.to(e.dtype)))).all():
             return f"places of {i}: {_places(g)}, eager {_places(e)}"
         error, limit = relative_error(g, x), allowed(e, x)
         if error > limit and error > limit + _sensitivity(fn, args, i, x):
@@ -201,6 +202,11 @@ def _sensitivity(fn: Callable[..., Any], args: Sequence[Any], i: int, exact: Ten
 
 def _is_double(a: Any) -> bool:
     return isinstance(a, Tensor) and a.dtype is torch.float64
+
+
+def _kinds(x: Tensor) -> Tensor:
+    """0 for a finite element, 1 or -1 for an infinite one, 2 for NaN."""
+    return torch.where(x.isnan(), 2, torch.where(x.isinf(), x.sign(), 0))
 
 
 def _places(x: Tensor) -> str:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.fuzz.choices import SIZES, Choices, random_choices, simpler
-from tests.fuzz.judge import compiled, kernels, load, quick
+from tests.fuzz.judge import compiled, difference, kernels, load, quick
 from tests.fuzz.shrink import shrink
 from tests.fuzz.source import source
 
@@ -44,6 +44,19 @@ def test_most_programs_are_programs() -> None:
         generator = torch.Generator().manual_seed(0)
         args = module.make("cpu", getattr(torch, c.dtype), "tiny", generator)
         module.fn(*args)
+
+
+def test_an_overflow_may_be_eagers_in_one_place_and_none_in_another() -> None:
+    """As f32 is right to do where f16 overflows twice and f64 not at all."""
+    x = torch.tensor([300.0, 6e4], dtype=torch.float16)
+    got = power_ratio(x.float()).half()
+    assert got.isnan().tolist() == [False, True]
+    assert difference(power_ratio, (x,), got) == ""
+    assert "places" in difference(power_ratio, (x,), torch.tensor([300.0, torch.inf]).half())
+
+
+def power_ratio(x: torch.Tensor) -> torch.Tensor:
+    return x**10 / x**9
 
 
 def test_shrinking_ends_at_what_matters() -> None:
