@@ -67,6 +67,9 @@ POINTWISE: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "masked_fill": (lambda x, m: x.masked_fill(m, -1e9), (X, M)),
     "logical": (lambda m, x: torch.logical_or(~m, x.bool()) & (x < 1), (M, X)),
     "xor": (lambda m, x: m ^ (x > 0.5), (M, X)),
+    "bytes wrap": (lambda i: ((i - i[0]) > 128) & (i + 100 > 90), (ints(9, high=256).byte(),)),
+    "bytes and wide constants": (lambda i: (i > 300) | (i == -1), (ints(9, high=256).byte(),)),
+    "short ints wrap": (lambda i: i * 2 - i > 0, (ints(9, high=128).to(torch.int8),)),
     "bitwise ints": (lambda i: (i & 3) | (i ^ 5), (ints(9, high=20),)),
     "logical_not of floats": (lambda x: torch.logical_not(x), (SPECIAL,)),
     "compare floats": (lambda x: (x >= 0) & (x != 1.5), (SPECIAL,)),
@@ -83,6 +86,11 @@ POINTWISE: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "tril": (lambda x: x.tril(1), (X,)),
     "triu": (lambda x: x.triu(-1), (X,)),
     "addcmul": (lambda x, y: torch.addcmul(x, x, y, value=0.3), (X, Y)),
+    "addcdiv": (lambda x, y: torch.addcdiv(x, x, y, value=0.3), (X, P)),
+    "a diagonal in place": (
+        lambda x, y: aten.as_strided_scatter(x, y[0, :4], [4], [6]),
+        (X[0], Y[0]),
+    ),
     "copy": (lambda x, y: aten.copy(x, y.double()), (X, Y[:1])),
 }
 
@@ -166,7 +174,22 @@ INDEXING: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "gather rows": (lambda x, i: x.gather(0, i % 3), (X, I3)),
     "index_select": (lambda x, i: x.index_select(1, i), (X, ints(7, high=4))),
     "embedding": (lambda x, i: F.embedding(i % 4, x[0]), (X, I3)),
+    "where a mask": (lambda x, m: _put(x, (m,), -math.inf), (X, M)),
+    "where a mask of rows": (lambda x, m: _put(x, (m,), torch.arange(5.0)), (X, M[..., 0])),
+    "where a mask of columns": (lambda x, m: _put(x, (..., m), x[:, :1, :1]), (X, M[0, 0])),
+    "where a mask in between": (lambda x, m: _put(x, (slice(None), m), x[0, :1]), (X, M[0, :, 0])),
+    "scatter one": (lambda x, i: x.scatter(2, i[..., :1], 7.0), (X, I3)),
+    "scatter one of each": (
+        lambda x, i: x.scatter(1, i[:, :1] % 4, x[:, :1]),
+        (X, ints(3, 4, 5, high=4, seed=3)),
+    ),
 }
+
+
+def _put(x: torch.Tensor, where: tuple[Any, ...], new: Any) -> torch.Tensor:
+    x = x.clone()
+    x[where] = new
+    return x
 
 
 @pytest.mark.parametrize(("fn", "args"), INDEXING.values(), ids=INDEXING)

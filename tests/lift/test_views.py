@@ -37,6 +37,8 @@ VIEWS: dict[str, Fn] = {
     "repeat_interleave": lambda x: x.repeat_interleave(3, 1),
     "clone": lambda x: x.permute(1, 0, 2, 3).contiguous(),
     "roll": lambda x: x.roll(2, 1),
+    "windows": lambda x: x.unfold(1, 2, 1),
+    "windows with a step": lambda x: x.unfold(3, 3, 2),
     "round trip": lambda x: x.view(2, 12, 5).view(24, 5).view(2, 3, 4, 5),
 }
 

@@ -160,7 +160,7 @@ def is_literal(expr: Expr, value: float | None = None) -> bool:
 
 
 def const(value: bool | int | float, dtype: DType | None = None) -> Const:
-    """A Const; without `dtype` a Python bool, int or float is bool, i64 or f32."""
+    """A Const; without `dtype` a Python bool, int or float is bool, i64 or f32. Ints beyond their type wrap around."""
     if dtype is None:
         dtype = {bool: DType.BOOL, int: DType.I64, float: DType.F32}[type(value)]
     if dtype.is_float:
@@ -168,7 +168,8 @@ def const(value: bool | int | float, dtype: DType | None = None) -> Const:
     elif dtype is DType.BOOL:
         value = bool(value)
     else:
-        value = int(value)
+        lowest = 0 if dtype is DType.U8 else -(1 << dtype.bits - 1)
+        value = (int(value) - lowest) % (1 << dtype.bits) + lowest
     return Const(value, dtype)
 
 

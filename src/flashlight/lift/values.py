@@ -337,6 +337,21 @@ def diagonal(x: Value, offset: int, first: int, second: int, extent: Extent) -> 
     return Value(shape, x.dtype, factors, read, x.is_index)
 
 
+def windows(x: Value, axis: int, step: int, extents: tuple[Extent, Extent]) -> Value:
+    """Windows along an axis, one every `step` elements: their number and width are `extents`, the width is a last axis."""
+    count, width = extents
+
+    def read(positions: Positions) -> Expr:
+        where = plus(times(fold(positions[axis]), const(step)), fold(positions[-1]))
+        place = digit(where, x.shape[axis])
+        return x.at((*positions[:axis], place, *positions[axis + 1 : -1]))
+
+    shape = (*x.shape[:axis], count, *x.shape[axis + 1 :], width)
+    between = x.factors[axis + 1 :]
+    factors = (*x.factors[:axis], *plain([count]), *between, *plain([width]))
+    return Value(shape, x.dtype, factors, read, x.is_index)
+
+
 def repeat(x: Value, repeats: Sequence[int]) -> Value:
     """x tiled: the position along a tiled axis modulo its size."""
     extra = len(repeats) - len(x.shape)

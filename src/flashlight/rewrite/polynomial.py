@@ -1,7 +1,8 @@
 """Integer expressions as polynomials with integer coefficients, and proofs of bounds on them.
 
-An atom is anything that is not a sum, difference, negation or product: an Index, a Size, a `//`, a `%`, a load. Bounds of a
-polynomial are polynomials in sizes alone, so that `b * H + h` with h < H is known to stay below `(B - 1) * H + H` for symbolic B, H.
+An atom is anything that is not a sum, difference, negation or product: an Index, a Size, a `//`, a `%`, a load; and arithmetic of
+types so narrow that programs count on it to wrap around. Bounds of a polynomial are polynomials in sizes alone, so that `b * H + h`
+with h < H is known to stay below `(B - 1) * H + H` for symbolic B, H.
 """
 
 from __future__ import annotations
@@ -104,12 +105,17 @@ def constant(value: int) -> Polynomial:
     return Polynomial.of([((), value)])
 
 
+_WRAPPING = (DType.U8, DType.I8, DType.I16)
+
+
 @lru_cache(maxsize=100_000)
 def polynomial(expr: Expr) -> Polynomial:
     """The normal form of an integer expression; what is not a ring operation is an atom."""
     match expr:
         case Const(value, _):
             return constant(int(value))
+        case Binary() | Unary() if dtype_of(expr) in _WRAPPING:
+            return Polynomial.of([((expr,), 1)])
         case Binary("add", a, b):
             return polynomial(a) + polynomial(b)
         case Binary("sub", a, b):

@@ -1,17 +1,20 @@
-"""Ops that read at positions found in integer tensors: loads whose indices contain loads."""
+"""Ops that read at positions found in integer tensors, loads whose indices contain loads; and writing where a mask holds."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.fx
 
+from flashlight.ir.dtypes import DType
 from flashlight.ir.exprs import ZERO, Binary, Expr, Select, add
 from flashlight.lift import values
-from flashlight.lift.extents import Extent, expr_of
+from flashlight.lift.extents import Extent, expr_of, is_one, is_same
 from flashlight.lift.lift import Lifter, NoRuleError, common_factors, rule
-from flashlight.lift.values import Factors, Position, Positions, Value, digit
+from flashlight.lift.rules.pointwise import exactly
+from flashlight.lift.values import Factors, Position, Positions, Value, digit, fold
 from flashlight.rewrite.simplify import simplify
 
 aten = torch.ops.aten
@@ -89,3 +92,84 @@ def _gather(
         return source.at(positions)
 
     return lift.make(node, where.shape, body, source.dtype, factors=where.factors)
+
+
+@rule(aten.index_put.default, aten._unsafe_index_put.default)
+def _index_put(
+    lift: Lifter, node: torch.fx.Node, x: Any, index: Any, new: Any, accumulate: bool = False
+) -> Value:
+    """`x[mask] = new` where all places that the mask selects get the same: a select."""
+    source, written, dtype = lift.tensor(x), lift.tensor(new), lift.dtype(node)
+    masks = [(axis, lift.tensor(i)) for axis, i in enumerate(index) if i is not None]
+    if accumulate or len(masks) != 1 or masks[0][1].dtype is not DType.BOOL:
+        raise NoRuleError("writing at positions")
+    first, mask = masks[0]
+    after = first + len(mask.shape)
+    kept = (
+        len(source.shape) - len(mask.shape) + 1
+    )  # axes of the selection: those of the mask are one
+    chosen = first - (kept - len(written.shape))
+    if chosen >= 0 and not is_one(written.shape[chosen]):
+        raise NoRuleError("an element for each place that a mask selects")
+
+    def body(out: Positions, _: Positions) -> Expr:
+        places: Positions = (*out[:first], (), *out[after:])
+        element = written.at(places[kept - len(written.shape) :])
+        return Select(mask.at(out[first:after]), exactly(element, dtype), source.at(out))
+
+    return lift.make(node, source.shape, body, dtype, factors=source.factors)
+
+
+@rule(aten.scatter.value, aten.scatter.src)
+def _scatter(lift: Lifter, node: torch.fx.Node, x: Any, dim: int, index: Any, new: Any) -> Value:
+    """One element written along an axis, as in a one-hot row: a comparison with its position."""
+    source, where = lift.tensor(x), _integer(lift.tensor(index))
+    written, dtype = lift.operand(new), lift.dtype(node)
+    if not source.shape:
+        raise NoRuleError("writing into a scalar")
+    axis = dim % len(source.shape)
+    rest = [n for n in range(len(source.shape)) if n != axis]
+    if not is_one(where.shape[axis]) or not all(
+        is_same(where.shape[n], source.shape[n]) for n in rest
+    ):
+        raise NoRuleError("several elements written along an axis")
+
+    def body(out: Positions, _: Positions) -> Expr:
+        place = (*out[:axis], (), *out[axis + 1 :])
+        here = Binary("eq", fold(out[axis]), where.at(place))
+        element = written.at(place if written.shape else ())
+        return Select(here, exactly(element, dtype), source.at(out))
+
+    return lift.make(node, source.shape, body, dtype, factors=source.factors)
+
+
+@rule(aten.as_strided_scatter.default)
+def _as_strided_scatter(
+    lift: Lifter,
+    node: torch.fx.Node,
+    x: Any,
+    new: Any,
+    size: Sequence[Any],
+    stride: Sequence[Any],
+    offset: Any = None,
+) -> Value:
+    """A diagonal written in place (`fill_diagonal_`): where row and column are the same."""
+    source, written, dtype = lift.tensor(x), lift.tensor(new), lift.dtype(node)
+    if len(source.shape) != 2 or len(size) != 1 or offset not in (None, 0):
+        raise NoRuleError("writing through strides")
+    rows, columns = source.shape
+    last = x.meta["val"].stride()[-1]
+    first = lift.extent(x.meta["val"].stride()[0])
+    if last != 1 or not is_same(first, columns) or not is_same(lift.extent(stride[0]), columns + 1):
+        raise NoRuleError("writing through strides")
+    extent = lift.extent(size[0])
+
+    def body(out: Positions, _: Positions) -> Expr:
+        row, column = (fold(p) for p in out)
+        here = Binary("eq", row, column)
+        if not is_same(extent, rows) and not is_same(extent, columns):
+            here = Binary("and", here, Binary("lt", row, expr_of(extent)))
+        element = written.at((digit(row, extent),))
+        return Select(here, exactly(element, dtype), source.at(out))
+
+    return lift.make(node, source.shape, body, dtype, factors=source.factors)

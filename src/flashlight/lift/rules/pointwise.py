@@ -296,6 +296,13 @@ def _addcmul(lift: Lifter, node: torch.fx.Node, a: Any, b: Any, c: Any, value: A
     )
 
 
+@rule(aten.addcdiv.default)
+def _addcdiv(lift: Lifter, node: torch.fx.Node, a: Any, b: Any, c: Any, value: Any = 1) -> Value:
+    return arithmetic(
+        lift, node, lambda x, y, z: Binary("add", x, Binary("div", _times(y, value), z)), a, b, c
+    )
+
+
 @rule(prims.convert_element_type.default)
 def _convert(lift: Lifter, node: torch.fx.Node, x: Any, dtype: torch.dtype) -> Value:
     source = lift.tensor(x)

@@ -175,6 +175,15 @@ def _diagonal(
     return values.diagonal(source, offset, dim1 % rank, dim2 % rank, lift.shape(node)[-1])
 
 
+@rule(aten.unfold.default, view=True)
+def _unfold(lift: Lifter, node: torch.fx.Node, x: Any, dim: int, size: Any, step: Any) -> Value:
+    source, shape = lift.tensor(x), lift.shape(node)
+    if not source.shape:
+        raise NoRuleError("windows of a scalar")
+    axis = dim % len(source.shape)
+    return values.windows(source, axis, lift.literal(step), (shape[axis], shape[-1]))
+
+
 @rule(aten.repeat.default, view=True)
 def _repeat(lift: Lifter, node: torch.fx.Node, x: Any, repeats: Sequence[Any]) -> Value:
     source = lift.tensor(x)
