@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,9 +84,25 @@ def test_document_masks_are_looked_at_first() -> None:
     (bounds,) = known.values()
     schedules = gpu.schedules_for(program, program.loops[1], HINTS, HOPPER, known)
     assert all(s.bounds == bounds for s in schedules)
-    short, nothing = gpu.with_ranges(parse_program(text), {"S": 64, "T": 64}, HOPPER)
+    short, nothing = gpu.with_ranges(parse_program(_fixed(text, 64)), {}, HOPPER)
     assert len(short.loops) == 1
     assert not nothing
+
+
+def _fixed(text: str, size: int) -> str:
+    """A program whose lengths S and T are a number."""
+    return re.sub(r"\b[ST]\b", str(size), re.sub(r"(?m)^ *size .*\n", "", text))
+
+
+def test_sizes_that_change_are_planned_for_as_long() -> None:
+    text = attention(DOT)
+    (fixed,), (changing,) = (parse_program(t).loops for t in (_fixed(text, 40), text))
+    few, now = {"S": 3, "T": 40}, {"S": 40, "T": 40}
+    assert candidates(fixed, {}, HOPPER)[0].row_block < 64
+    assert candidates(changing, now, HOPPER) == candidates(changing, HINTS, HOPPER)
+    assert candidates(changing, few, HOPPER)[0].row_block == 16
+    grouped = parse_program(CASES["decode"].program)
+    assert len(gpu.with_split_keys(grouped, {"S": 1, "T": 40}, HOPPER).loops) == 2
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ short list that tuning tries. Both estimate registers and shared memory, so that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -147,9 +148,22 @@ HOPPER = Device()
 AMPERE = Device(registers=170, shared=163 * 1024, units=108, tma=False)
 
 
+LONG = 4096
+"""Positions to plan for where a size is not known, or changes from call to call."""
+
+
 def extent_of(dim: Dim, hints: Mapping[str, int]) -> int:
     """The extent of a dim, sizes taken from `hints` (unknown sizes count as large)."""
-    return max(1, evaluate(dim.extent, hints, unknown=4096))
+    return max(1, evaluate(dim.extent, hints, unknown=LONG))
+
+
+def planned_extent(dim: Dim, hints: Mapping[str, int]) -> int:
+    """The extent a schedule is made for. One kernel serves all sizes, so a symbolic one counts as long even where the first call
+    is short: large tiles cost a short call little, small ones a long call much. Fewer than 16 are taken for few always (tokens
+    at a time, heads).
+    """
+    extent = extent_of(dim, hints)
+    return extent if isinstance(dim.extent, Const) or extent < 16 else max(extent, LONG)
 
 
 def evaluate(expr: Expr, sizes: Mapping[str, int], unknown: int | None = None) -> int:
@@ -225,9 +239,13 @@ def _fetches_again(f: Footprint, s: Schedule, hints: Mapping[str, int]) -> bool:
     return f.ragged or f.col_count > s.col_block or _product(s.outer, hints) > 1
 
 
-def instances(schedule: Schedule, hints: Mapping[str, int]) -> int:
-    """Program instances at the sizes of the hints."""
-    rows = _product(schedule.rows, hints)
+def instances(
+    schedule: Schedule,
+    hints: Mapping[str, int],
+    extent: Callable[[Dim, Mapping[str, int]], int] = extent_of,
+) -> int:
+    """Program instances at the sizes of the hints, or at those planned for (`extent`)."""
+    rows = math.prod(extent(d, hints) for d in schedule.rows)
     return _product(schedule.grid, hints) * -(-rows // schedule.row_block)
 
 
@@ -266,7 +284,7 @@ def _position(expr: Expr, at: Mapping[Dim, int], hints: Mapping[str, int]) -> in
         case Const(value, _):
             return int(value)
         case Size(name):
-            return hints.get(name, 4096)
+            return hints.get(name, LONG)
         case Index(dim):
             return at.get(dim)
         case Binary(op, a, b):
@@ -351,7 +369,7 @@ class Footprint:
         wide: words per pair of elementwise reductions written out.
         positions: whether the place of an extremum is kept.
         ragged: whether the number of columns is not known.
-        row_count, col_count: extents.
+        row_count, col_count: extents, as planned for.
         accumulates: whether a carry has a whole dim.
         double: arithmetic in f64.
     """
@@ -433,8 +451,8 @@ def _footprint(loop: Loop, base: Schedule, hints: Mapping[str, int]) -> Footprin
         wide=2 * len(elementwise),
         positions=any(c.monoid.is_position for c in loop.carries),
         ragged=not all(isinstance(d.extent, Const) for d in base.cols),
-        row_count=_product(base.rows, hints),
-        col_count=_product(base.cols, hints),
+        row_count=math.prod(planned_extent(d, hints) for d in base.rows),
+        col_count=math.prod(planned_extent(d, hints) for d in base.cols),
         accumulates=bool(whole) or bool(sums),
         double=any(c.dtype is DType.F64 for c in loop.carries),
     )
@@ -465,10 +483,7 @@ def _factors(expr: Expr) -> list[Expr]:
 
 
 def _product(dims: tuple[Dim, ...], hints: Mapping[str, int]) -> int:
-    total = 1
-    for d in dims:
-        total *= extent_of(d, hints)
-    return total
+    return math.prod(extent_of(d, hints) for d in dims)
 
 
 def _shapes(f: Footprint, points: int, device: Device) -> list[tuple[int, int, int, int]]:

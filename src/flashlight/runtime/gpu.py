@@ -38,6 +38,7 @@ from flashlight.rewrite.tile import (
     evaluate,
     extent_of,
     instances,
+    planned_extent,
     power_of_two,
     with_bounds,
 )
@@ -133,9 +134,9 @@ def with_split_keys(program: Program, hints: Mapping[str, int], device: Device) 
             continue
         schedule = candidates(loop, hints, device)[0]
         col = max(loop.loop, key=lambda d: extent_of(d, hints))
-        length = math.prod(extent_of(d, hints) for d in loop.loop)
-        parts = parts_for(instances(schedule, hints), length, device.units)
-        parts = min(parts, extent_of(col, hints))
+        length = math.prod(planned_extent(d, hints) for d in loop.loop)
+        parts = parts_for(instances(schedule, hints, planned_extent), length, device.units)
+        parts = min(parts, planned_extent(col, hints))
         if parts > 1:
             program = split_keys(program, loop, parts, col)
     return program
@@ -174,7 +175,7 @@ def _ranges(
     if len(schedule.rows) != 1 or len(schedule.cols) != 1:
         return None
     (row,), (col,) = schedule.rows, schedule.cols
-    if min(extent_of(row, hints), extent_of(col, hints)) < SHORTEST:
+    if min(planned_extent(row, hints), planned_extent(col, hints)) < SHORTEST:
         return None
     proved = loop_skips(loop, inputs, (row,), col)
     skips = loop_skips(loop, inputs, (row,), col, proved=False)
