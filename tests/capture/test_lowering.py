@@ -23,11 +23,21 @@ def test_kernels_in_place_of_the_call(name: str) -> None:
 
 
 def test_symbolic_lengths() -> None:
-    code = generated_code("causal", dynamic=True)
+    code = generated_code("causal", "dynamic")
     assert "flashlight.fused" not in code
     launch = re.search(r"fused_\w*\.run\((.*)\)", code)
     assert launch
     assert re.search(r"\bs\d+\b.*//", launch.group(1)), "the grid follows the length"
+
+
+def test_the_mask_of_two_layers_is_looked_at_once() -> None:
+    code = generated_code("document", "dynamic", "twice")
+    launched = re.findall(r"(fused_\w*)\.run\(", code)
+    assert [name.rstrip("_0123456789") for name in launched] == [
+        "fused_min2_max_min",
+        "fused_max_sum",
+        "fused_max_sum",
+    ]
 
 
 @pytest.mark.parametrize(

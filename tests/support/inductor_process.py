@@ -1,6 +1,6 @@
 """Compiles a program with a driver that claims to be a GPU, and prints what Inductor generates. Nothing can run.
 
-`python -m tests.support.inductor_process NAME [dynamic]`. A process of its own because the driver is global.
+`python -m tests.support.inductor_process NAME [dynamic] [twice]`. A process of its own because the driver is global.
 """
 
 from __future__ import annotations
@@ -8,17 +8,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
 
-def generated_code(name: str, *, dynamic: bool = False) -> str:
-    """The wrapper that Inductor writes for a variant of the zoo."""
+def generated_code(name: str, *options: str) -> str:
+    """The wrapper that Inductor writes for a variant of the zoo.
+
+    Args:
+        name: of the variant.
+        options: "dynamic": its sizes may change. "twice": its result is the query of another call.
+    """
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.inductor_process", name, *["dynamic"] * dynamic],
+        [sys.executable, "-m", "tests.support.inductor_process", name, *options],
         capture_output=True,
         text=True,
         env=environment,
@@ -30,7 +36,7 @@ def generated_code(name: str, *, dynamic: bool = False) -> str:
     return done.stdout.split("<<<")[-1].split(">>>")[0]
 
 
-def main(name: str, dynamic: bool) -> None:
+def main(name: str, options: Sequence[str]) -> None:
     import torch
     import triton
     from torch._inductor import config
@@ -71,11 +77,14 @@ def main(name: str, dynamic: bool) -> None:
     PyCodeCache.write = keep
     variant = VARIANTS[name]
     args = variant.make(variant.tiny, torch.bfloat16, "cpu", 0)
-    if dynamic:
-        for a in args[:3]:
-            torch._dynamo.mark_dynamic(a, 2)
+
+    def program(q: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        once = variant.fn(q, *others)
+        return variant.fn(once, *others) if "twice" in options else once
+
+    dynamic = True if "dynamic" in options else None
     try:
-        torch.compile(variant.fn, backend="flashlight")(*args)
+        torch.compile(program, backend="flashlight", dynamic=dynamic)(*args)
     except Exception as error:  # there is nothing to launch on
         sys.stderr.write(f"{type(error).__name__}: {error}\n"[:500])
     wrapper = next(t for t in reversed(written) if "async_compile" in t)
@@ -83,4 +92,4 @@ def main(name: str, dynamic: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], "dynamic" in sys.argv[2:])
+    main(sys.argv[1], sys.argv[2:])

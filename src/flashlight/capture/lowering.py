@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import sympy
 import torch
@@ -26,6 +27,9 @@ DEVICES = ("cuda",)
 """Where Inductor runs Triton kernels."""
 
 _registered = False
+
+_given: WeakKeyDictionary[Any, dict[Any, list[Any]]] = WeakKeyDictionary()
+"""For each graph that Inductor lowers: the results of the loops that have become kernels of it."""
 
 
 def register() -> None:
@@ -101,10 +105,25 @@ class _Expansion:
         }
         plans = [self.plan(step, shapes) for step in self.steps]
         for step, plan in zip(self.steps, plans, strict=True):
-            for give in step.loop.gives:
-                self.tensors[give.name] = self.empty(shapes[give.name], TORCH_TYPES[give.dtype])
-            self.record(plan)
+            self.give(step, plan, shapes)
         return [self.tensors[name] for name in self.program.outputs]
+
+    def give(self, step: Step, plan: Plan, shapes: Mapping[str, Sequence[Any]]) -> None:
+        """The results of a loop, by a kernel; or those that another region of the graph has from the same loop on the same
+        buffers: what a mask of data leaves of the keys is found once for all layers.
+        """
+        from torch._inductor.virtualized import V
+
+        given = _given.setdefault(V.graph, {})
+        reads = tuple(self.tensors[b.name].get_name() for b in plan.kernel.reads)
+        key = (step.text, plan.source.text, reads, tuple(map(str, self.sizes.values())))
+        if key not in given:
+            for g in step.loop.gives:
+                self.tensors[g.name] = self.empty(shapes[g.name], TORCH_TYPES[g.dtype])
+            self.record(plan)
+            given[key] = [self.tensors[g.name] for g in step.loop.gives]
+        names = (g.name for g in step.loop.gives)
+        self.tensors.update(zip(names, given[key], strict=True))
 
     def empty(self, shape: Sequence[Any], dtype: torch.dtype) -> Any:
         """A buffer of Inductor's."""
