@@ -12,8 +12,7 @@ import torch
 from flashlight.capture.record import Record, Taken
 from flashlight.errors import Refusal
 from flashlight.ir.interpret import integer
-from flashlight.ir.nests import Loop, Program
-from flashlight.pipeline import optimize
+from flashlight.ir.nests import Program
 from flashlight.report import work
 from flashlight.report.materialized import Intermediate
 from flashlight.report.report import Kernel
@@ -43,20 +42,15 @@ def read(record: Record, largest: int) -> Read:
             refusals.append(built)
             warnings.append(f"A region was taken and has no kernel: {built}")
             continue
-        program = optimize(taken.program)
-        assert not isinstance(program, Refusal), "what was built can be optimized"
-        kernels.extend(_kernels(taken, program, built.kernels))
-        materialized.extend(_between_kernels(taken, program, largest))
+        kernels.extend(_kernels(taken, built.program, built.kernels))
+        materialized.extend(_between_kernels(taken, built.program, largest))
     unique = _with_unique_names(sorted(kernels, key=lambda k: k.phase != "forward"))
     return Read(tuple(unique), tuple(dict.fromkeys(refusals)), tuple(materialized), tuple(warnings))
 
 
 def _kernels(taken: Taken, program: Program, infos: tuple[KernelInfo, ...]) -> Iterator[Kernel]:
     lines = tuple(dict.fromkeys(with_code(o.line) for o in taken.origins if o.line))
-    loops: tuple[Loop | None, ...] = program.loops
-    if len(loops) != len(infos):  # a target may add kernels of its own
-        loops = (None,) * len(infos)
-    for info, loop in zip(infos, loops, strict=True):
+    for info, loop in zip(infos, program.loops, strict=True):
         yield Kernel(
             name=info.name,
             program=info.program,
@@ -64,8 +58,8 @@ def _kernels(taken: Taken, program: Program, infos: tuple[KernelInfo, ...]) -> I
             language=info.language,
             grid=info.grid,
             passes=info.passes,
-            bytes_moved=work.bytes_moved(loop, program, taken.hints) if loop else 0,
-            flops=work.flops(loop, taken.hints) if loop else 0,
+            bytes_moved=work.bytes_moved(loop, program, taken.hints),
+            flops=work.flops(loop, taken.hints),
             config=info.config,
             notes=info.notes,
             origins=tuple(with_code(o) for o in info.origins) or lines,

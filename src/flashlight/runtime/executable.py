@@ -43,6 +43,11 @@ class Executable(Protocol):
     """A compiled program."""
 
     @property
+    def program(self) -> Program:
+        """The program as it runs: the target may have cut its loops, and added some."""
+        ...
+
+    @property
     def kernels(self) -> tuple[KernelInfo, ...]: ...
 
     def __call__(self, inputs: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:

@@ -177,11 +177,10 @@ def _ranges(
     (row,), (col,) = schedule.rows, schedule.cols
     if min(planned_extent(row, hints), planned_extent(col, hints)) < SHORTEST:
         return None
-    proved = loop_skips(loop, inputs, (row,), col)
     skips = loop_skips(loop, inputs, (row,), col, proved=False)
     if skips[0] is None:
         return None
-    rows_live = proved[0] is not None
+    rows_live = loop_skips(loop, inputs, (row,), col)[0] is not None
     found = ranges_of(skips[0], loop, row, col, taken, rows_live=rows_live)
     if found is None:
         return None
