@@ -15,6 +15,11 @@ from flashlight.codegen.cpp_ops import (
 from flashlight.codegen.cpp_tree import Nest
 from flashlight.errors import CompileError
 from flashlight.ir.dtypes import DType
+from flashlight.ir.monoids import SUM
+
+# So many terms of a sum are added one after the other, then the sums of such runs: at most 24 roundings of a term in a tile of 128
+# columns. Eager's sums are trees, and its variances are carried in f64.
+RUN = 16
 
 
 class Folds:
@@ -47,6 +52,9 @@ class Folds:
         if op.monoid.is_position:
             names.append(self.core.fresh(f"{op.result.name}_at"))
             self.core.line(f"vi32 {names[1]}{{}};" if vector else f"i32 {names[1]} = 0;")
+        elif _is_rounded_sum(op) and op.axis.block > RUN and not lane:
+            names.append(self.core.fresh(f"{op.result.name}_run"))
+            self.core.line(f"{ctype} {names[1]} = {first};")
         self._names[op] = tuple(names)
 
     def step(self, op: Fold) -> None:
@@ -79,7 +87,9 @@ class Folds:
             )
             x = x_name
         if not op.monoid.is_position:
-            self.core.line(f"{names[0]} = {function}({names[0]}, {x});")
+            self.core.line(f"{names[-1]} = {function}({names[-1]}, {x});")
+            if len(names) > 1:
+                self._end_run(op, *names)
             return
         step = f"i32({self.core.step_of(op.axis)})"
         position = f"iota() + {step}" if along else f"spread({step})" if vector else step
@@ -89,12 +99,19 @@ class Folds:
         self.core.line(f"{names[1]} = select({better}, {position}, {names[1]});")
         self.core.line(f"{names[0]} = select({better}, {x}, {names[0]});")
 
+    def _end_run(self, op: Fold, total: str, run: str) -> None:
+        """Add a run that is complete to the total."""
+        last = f"({self.core.step_of(op.axis)} & {RUN - 1}) == {RUN - 1}"
+        self.core.line(f"if ({last}) {total} = plus({total}, {run}), {run} = decltype({run}){{}};")
+
     def close(self, op: Fold, *, lane: bool) -> None:
         """The result of a fold, after its nest."""
         names = self._names.get(op)
         if names is None:
             return
         text = names[-1]
+        if len(names) > 1 and not op.monoid.is_position:
+            text = f"plus({names[0]}, {names[1]})"
         if lane:
             kind = op.monoid.name[-3:]
             if op.monoid.is_position:
@@ -102,3 +119,7 @@ class Folds:
             else:
                 text = f"across_{fold_function(op)}({names[0]})"
         self.core.set(op.result, text)
+
+
+def _is_rounded_sum(op: Fold) -> bool:
+    return op.monoid is SUM and op.x.dtype.is_float
