@@ -140,3 +140,11 @@ def test_addends_are_anchored_one_by_one() -> None:
     assert print_expr(anchored_addends(value)) == "-(~a[]) - (~(b[] / 2.0) + ~a[])"
     assert anchored_addends(anchored_addends(value)) is anchored_addends(value)
     assert anchored_addends(HALF) is anchor(HALF)
+
+
+def test_what_is_shared_is_typed_once() -> None:
+    """A bisection reads each of its steps several times: typing every path to them would never end."""
+    x: Expr = const(1.0)
+    for n in range(100):
+        x = add(mul(x, const(float(n))), x)
+    assert dtype_of(x) is DType.F32

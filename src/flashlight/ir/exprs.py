@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias, assert_never
 
 from flashlight.ir.dtypes import DType, promote
@@ -122,6 +123,7 @@ UNARY = (
 _KEEPS_INT = ("neg", "abs", "sign", "not", "floor", "ceil", "round", "trunc", "anchor")
 
 
+@lru_cache(maxsize=200_000)  # what several parents share would be typed once for each
 def dtype_of(expr: Expr) -> DType:
     """The type of an expression's value. Arithmetic on 16-bit floats yields f32; a Cast back is explicit."""
     match expr:
