@@ -24,10 +24,12 @@ from flashlight.ir.exprs import (
     Select,
     Size,
     Unary,
+    add,
     anchor,
     anchored_addends,
     const,
     dtype_of,
+    mul,
     is_literal,
     mul,
 )
