@@ -29,7 +29,6 @@ from flashlight.ir.exprs import (
     anchored_addends,
     const,
     dtype_of,
-    mul,
     is_literal,
     mul,
 )
