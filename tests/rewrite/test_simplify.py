@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from flashlight.ir.exprs import Const, Dim, Expr, Index, Size, add, const, floordiv, mod, mul, sub
 from flashlight.ir.text import parse_program, print_expr
 from flashlight.ir.visit import substitute
+from flashlight.rewrite import simplify as simplify_module
+from flashlight.rewrite.fuse import MOST_NESTS, TooLargeError, fuse
 from flashlight.rewrite.simplify import simplify
 
 
@@ -143,3 +145,24 @@ program p
 """)
     assert isinstance(program.nests[0].parallel[0].extent, Size)
     assert print_expr(simplify(program.nests[0].body)) != "j"
+
+
+def test_what_is_known_to_be_simple_changes_nothing() -> None:
+    parts = ["(b * H + h) // H", "(q * 95 + k + 48) % 96", "x // 4 * 4 + x % 4"]
+    whole = " + ".join(f"({part}) * ({part})" for part in parts)
+    for part in parts:
+        simplified(part, "i64")
+    known = simplified(whole, "i64")
+    simplify.cache_clear()
+    simplify_module._SIMPLE.clear()
+    assert simplified(whole, "i64") == known
+
+
+def test_a_program_of_many_steps_is_refused_at_once() -> None:
+    nests = [
+        f"  nest s{i} (q | k) f32: sum X[q, k] * {f's{i - 1}[q]' if i else '1.0'}"
+        for i in range(MOST_NESTS + 1)
+    ]
+    text = "program p\n  dim q: 8, k: 8\n  input X: f32[8, 8]\n" + "\n".join(nests)
+    with pytest.raises(TooLargeError, match="steps"):
+        fuse(parse_program(f"{text}\n  output s{MOST_NESTS}\n"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from functools import lru_cache
 from typing import assert_never
 
@@ -59,13 +59,13 @@ def rebuild(expr: Expr, parts: tuple[Expr, ...]) -> Expr:
             assert_never(expr)
 
 
-def walk(*roots: Expr) -> Iterator[Expr]:
-    """Every distinct subexpression of `roots`, children before parents."""
+def walk(*roots: Expr, skip: Container[Expr] = ()) -> Iterator[Expr]:
+    """Every distinct subexpression of `roots`, children before parents; what is in `skip` is not entered."""
     seen: set[Expr] = set()
     stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(roots)]
     while stack:
         expr, expanded = stack.pop()
-        if expr in seen:
+        if expr in seen or expr in skip:
             continue
         if expanded:
             seen.add(expr)
@@ -75,16 +75,16 @@ def walk(*roots: Expr) -> Iterator[Expr]:
         stack.extend((child, False) for child in reversed(children(expr)))
 
 
-def rewrite(expr: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
-    """Apply `rule` bottom-up once to every subexpression; None means unchanged."""
+def rewrite(expr: Expr, rule: Callable[[Expr], Expr | None], skip: Container[Expr] = ()) -> Expr:
+    """Apply `rule` bottom-up once to every subexpression; None means unchanged. What is in `skip` stays as it is."""
     done: dict[Expr, Expr] = {}
-    for node in walk(expr):
+    for node in walk(expr, skip=skip):
         parts = children(node)
-        new_parts = tuple(done[p] for p in parts)
+        new_parts = tuple(done.get(p, p) for p in parts)
         new = node if new_parts == parts else rebuild(node, new_parts)
         result = rule(new)
         done[node] = new if result is None else result
-    return done[expr]
+    return done.get(expr, expr)
 
 
 @lru_cache(maxsize=200_000)

@@ -17,6 +17,9 @@ SMALL_CONTRACTION = 64
 LARGEST = 1500
 """No program may have more distinct subexpressions. Those of attention have tens, or hundreds."""
 
+MOST_NESTS = 256
+"""Nor more nests: those of the largest attention are half as many, and a scan of thousands would take long to be found too large."""
+
 
 class TooLargeError(CompileError):
     """Substitution multiplies the work: each step of a scan reads the step before at several places, or between two reductions."""
@@ -45,6 +48,8 @@ def fuse(program: Program) -> Program:
     a matter of cost, see `is_demoted`. Raises TooLargeError where bodies would grow out of bounds. A 16-bit nest leaves a cast
     behind, so that `online` can see what was rounded.
     """
+    if len(program.nests) > MOST_NESTS:
+        raise TooLargeError(f"The region has {len(program.nests)} steps.")
     outputs = set(program.outputs)
     done: dict[str, Nest] = {}
     for nest in program.nests:

@@ -36,7 +36,7 @@ from flashlight.ir.exprs import (
 )
 from flashlight.ir.monoids import ALL, ANY, MAX, MIN, SUM
 from flashlight.ir.nests import Loop, Nest, Program
-from flashlight.ir.visit import free_dims, rewrite, substitute, walk
+from flashlight.ir.visit import children, free_dims, rewrite, substitute, walk
 from flashlight.rewrite.fold import fold_binary, fold_cast, fold_unary
 from flashlight.rewrite.polynomial import (
     Polynomial,
@@ -47,6 +47,11 @@ from flashlight.rewrite.polynomial import (
     is_within,
     polynomial,
 )
+
+# Expressions that no rule changes, nor any part of them. Fusion simplifies what it has put together of simple parts, and
+# going through these again for each nest would make the cost of a long program quadratic.
+_SIMPLE: set[Expr] = set()
+MOST_REMEMBERED = 200_000
 
 _NEGATED = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
 _SWAPPED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
@@ -79,12 +84,22 @@ def simplify_program(program: Program) -> Program:
 @lru_cache(maxsize=50_000)
 def simplify(expr: Expr) -> Expr:
     """The simplest equal expression that the rules reach; settles in a few rounds."""
+    if len(_SIMPLE) > MOST_REMEMBERED:
+        _SIMPLE.clear()
     for _ in range(12):
-        new = rewrite(expr, _rule)
+        new = rewrite(expr, _remembering_rule, skip=_SIMPLE)
         if new is expr:
             return expr
         expr = new
     return expr  # still right, only not the simplest
+
+
+def _remembering_rule(expr: Expr) -> Expr | None:
+    """`_rule`, which notes what neither it nor any part of it changes."""
+    new = _rule(expr)
+    if (new is None or new is expr) and all(part in _SIMPLE for part in children(expr)):
+        _SIMPLE.add(expr)
+    return new
 
 
 def _rule(expr: Expr) -> Expr | None:
