@@ -72,9 +72,11 @@ class TileStep:
         self.schedule = schedule
         self.b = Builder()
         scores = frozenset(_scores(loop))
-        wide = may_be_huge(loop) or is_given_alone(loop)
+        fast = _all_sixteen(loop)
+        # One multiplication more for each element is nothing against a product in f32, and right for scores of any size.
+        wide = not fast or schedule.exact or may_be_huge(loop) or is_given_alone(loop)
         scaled = Scaled(LOG2_E, frozenset(schedule.rows), frozenset(loop.loop), scores, wide)
-        self.ex = Expressions(self.b, scaled, fast=_all_sixteen(loop), exact=schedule.exact)
+        self.ex = Expressions(self.b, scaled, fast=fast, exact=schedule.exact)
         self.places = Places(self.b)
         self.rows: Axis | None = None
         self.cols: Axis | None = None
