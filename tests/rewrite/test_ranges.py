@@ -19,6 +19,8 @@ program p
   input of: i64[2, T]
   input alive: bool[2, T]
   input n: i64[2]
+  input dense: bool[2, S, T]
+  input marks: i64[S, T]
   loop (b, q | k)
     carry m (b, q) f32: max where(CONDITION, 0.5, -inf)
     give y (b, q) f32 = m
@@ -32,6 +34,10 @@ CONDITIONS = {
     "one of two": "(id[b, q] == of[b, k]) | (k < 40)",
     "another document": "id[b, q] != of[b, k]",
     "in order": "id[b, q] >= of[b, k] + 1",
+    "dense": "dense[b, q, k]",
+    "dense and padding": "dense[b, q, k] & alive[b, k]",
+    "marked": "(marks[q, k] != 0) | (id[b, q] == of[b, k])",
+    "blocks": "dense[b, q // 16, k // 16]",
     "not padding": "!alive[b, k] & (id[b, q] <= of[b, k])",
 }
 
@@ -43,16 +49,21 @@ def found(condition: str, S: int, T: int, seed: int, *, ordered: bool, rows_live
     body = loop.carries[0].body
     assert isinstance(body, Select)
     q, k = loop.kept[1], loop.loop[0]
-    made = ranges_of(body.condition, loop, q, k, frozenset("bqk"), rows_live=rows_live)
+    made = ranges_of(
+        body.condition, loop, q, k, frozenset("bqk"), rows_live=rows_live, dense=lambda _: True
+    )
     assert made is not None
-    names = tuple(g.name for g in made.loop.gives)
-    finder = Program("finder", program.sizes, program.inputs, (made.loop,), names)
+    names = tuple(g.name for g in made.loops[-1].gives)
+    finder = Program("finder", program.sizes, program.inputs, made.loops, names)
     rng = np.random.default_rng(seed)
     inputs = {
         "id": rng.integers(0, 5, (2, S)),
         "of": rng.integers(0, 5, (2, T)),
         "alive": np.broadcast_to(np.arange(T) < T // 3, (2, T)) ^ (rng.random((2, 1)) < 0.5),
         "n": rng.integers(0, T, 2),
+        "dense": np.tri(S, T, -40, dtype=bool)
+        ^ (rng.random((2, 1, T // 50 + 1)) < 0.2).repeat(50, 2)[:, :, :T],
+        "marks": np.tri(S, T, 70, dtype=int),
     }
     if ordered:
         inputs["id"].sort(1)
@@ -125,12 +136,16 @@ def test_sharp_for_documents_in_order() -> None:
 
 
 def test_no_ranges_where_tiles_decide_nothing() -> None:
-    program = parse_program(
-        TEXT.replace("CONDITION", "dense[q, k]").replace(
-            "  loop", "  input dense: bool[S, T]\n  loop"
-        )
-    )
-    (loop,) = program.loops
+    (loop,) = parse_program(TEXT.replace("CONDITION", "dense[b, q, k]")).loops
     body = loop.carries[0].body
     assert isinstance(body, Select)
     assert ranges_of(body.condition, loop, loop.kept[1], loop.loop[0], frozenset()) is None
+
+
+def test_sharp_for_a_dense_mask() -> None:
+    S = 5 * GRAIN
+    _, lo, full, end, hi = found("marks[q, k] == 1", S, S, 7, ordered=True)  # k <= q + 70
+    assert list(lo) == [0] * 5
+    assert list(hi) == [3, 4, 5, 5, 5]
+    assert list(full) == [0] * 5
+    assert list(np.minimum(end, 5)) == [1, 2, 3, 4, 5]

@@ -294,6 +294,13 @@ CASES: dict[str, Case] = {
         32,
         ranges=True,
     ),
+    "dense_ranges": Case(
+        attention(f"where(M[q, k] & (k <= q), {DOT}, -inf)", ("M: bool[S, T]",)),
+        {"S": 130, "T": 200},
+        64,
+        32,
+        ranges=True,
+    ),
     "filled_ranges": Case(
         attention(f"where(M[b, k] & (k <= q), {DOT}, -3.4028234663852886e+38)", ("M: bool[2, T]",)),
         {"S": 130, "T": 130},

@@ -1,14 +1,16 @@
 """Block sparsity from data: a small loop before the big one finds, for each tile of rows, the columns that it needs.
 
 A mask such as `id[q] == id[k]` is decided for whole tiles by interval arithmetic on the least and the greatest id of each tile, so
-it costs time linear in the ids (and one comparison per pair of tiles). What may hold somewhere gives the range that runs; the
-first run of tiles where it holds everywhere needs no mask. Where masked scores are a finite number, a row without any live key
+it costs time linear in the ids (and one comparison per pair of tiles). A condition that is read for each pair (a dense mask) is
+folded over pairs of tiles by a loop of its own first. What may hold somewhere gives the range that runs; the first run of tiles
+where it holds everywhere needs no mask. Where masked scores are a finite number, a row without any live key
 is a mean over all keys: then the loop also looks whether all rows of a tile have one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import reduce
 
 from flashlight.ir.dtypes import DType
@@ -30,12 +32,13 @@ from flashlight.ir.exprs import (
     const,
     dtype_of,
     floordiv,
+    mod,
     mul,
     sub,
 )
 from flashlight.ir.monoids import ALL, ANY, MAX, MIN, Monoid
 from flashlight.ir.nests import Carry, Give, Loop, Pass
-from flashlight.ir.visit import free_dims, fresh_name, substitute
+from flashlight.ir.visit import free_dims, fresh_name, loads, substitute
 from flashlight.rewrite.liveness import at_likely_positions
 from flashlight.rewrite.simplify import simplify
 from flashlight.rewrite.tile import Bounds, first, last
@@ -46,9 +49,9 @@ GRAIN = 64
 
 @dataclass(frozen=True)
 class Ranges:
-    """The loop that finds the ranges, and the bounds that read what it gives."""
+    """The loops that find the ranges (summaries of dense conditions, then the ranges), and the bounds that read what they give."""
 
-    loop: Loop
+    loops: tuple[Loop, ...]
     bounds: Bounds
 
 
@@ -60,6 +63,7 @@ def ranges_of(
     taken: frozenset[str],
     *,
     rows_live: bool = True,
+    dense: Callable[[Expr], bool] = lambda _: False,
 ) -> Ranges | None:
     """Ranges of `col` for tiles of `row`, where `condition` says which elements matter; None where tiles decide nothing.
 
@@ -71,18 +75,13 @@ def ranges_of(
         taken: names that are used in the program.
         rows_live: a row for which the condition holds nowhere needs nothing. If not (finite fills), tiles with rows that are not
             seen to have an element need every column.
+        dense: whether it pays to read a condition at every pair of positions first.
     """
-    names = set(taken)
-
-    def named(hint: str) -> str:
-        name = fresh_name(hint, names)
-        names.add(name)
-        return name
-
+    named = _Names(set(taken))
     rows = Dim(named(f"{row.name}_tile"), _tiles(row.extent))
     cols = Dim(named(f"{col.name}_tile"), _tiles(col.extent))
     inside = Dim(named("at"), const(GRAIN))
-    decide = _Decision(row, col, rows, cols, inside)
+    decide = _Decision(row, col, rows, cols, inside, dense, named)
     possible, certain = (simplify(e) for e in decide.condition(condition))
     if possible is TRUE or cols not in free_dims(possible):
         return None
@@ -110,7 +109,19 @@ def ranges_of(
         for c in (lo, hi, full, end)
     )
     finder = Loop(dims, (cols,), (Pass((full,)), Pass((lo, hi, end), gives)))
-    return Ranges(finder, _bounds(gives, kept, row, condition))
+    return Ranges((*decide.summaries, finder), _bounds(gives, kept, row, condition))
+
+
+@dataclass(frozen=True)
+class _Names:
+    """Makes names that are not taken."""
+
+    taken: set[str]
+
+    def __call__(self, hint: str) -> str:
+        name = fresh_name(hint, self.taken)
+        self.taken.add(name)
+        return name
 
 
 def _tiles(extent: Expr) -> Expr:
@@ -143,13 +154,20 @@ def _conjuncts(condition: Expr) -> tuple[Expr, ...]:
 
 @dataclass(frozen=True)
 class _Decision:
-    """Interval arithmetic over a pair of tiles: integers as (least, greatest), conditions as (possible, certain)."""
+    """Interval arithmetic over a pair of tiles: integers as (least, greatest), conditions as (possible, certain).
+
+    Attributes:
+        summaries: loops that fold dense conditions, which what is returned reads.
+    """
 
     row: Dim
     col: Dim
     rows: Dim
     cols: Dim
     inside: Dim
+    dense: Callable[[Expr], bool]
+    named: _Names
+    summaries: list[Loop] = field(default_factory=list)
 
     def condition(self, expr: Expr) -> tuple[Expr, Expr]:
         """Whether a condition may hold for some element of the tile, and whether it holds for all."""
@@ -168,9 +186,38 @@ class _Decision:
                 possible, certain = self.condition(x)
                 return Unary("not", certain), Unary("not", possible)
             case Binary(op, a, b) if op in COMPARISONS and not _is_float(a) and not _is_float(b):
-                return self.comparison(op, a, b)
-            case _:
-                return TRUE, FALSE
+                found = self.comparison(op, a, b)
+                if found is not None:
+                    return found
+        if self.reads_pairs(expr) and self.dense(expr):
+            return self.summary(expr)
+        return TRUE, FALSE
+
+    def reads_pairs(self, expr: Expr) -> bool:
+        """Whether a condition depends on data at each pair of positions."""
+        return any(self.side(load) is None for load in loads(expr))
+
+    def summary(self, expr: Expr) -> tuple[Expr, Expr]:
+        """Possible and certain for a condition that is read for each pair of positions."""
+        pair = Dim(self.named("pair"), const(GRAIN * GRAIN))
+        down, across = floordiv(Index(pair), const(GRAIN)), mod(Index(pair), const(GRAIN))
+        kept = tuple(sorted(free_dims(expr) - {self.row, self.col}, key=lambda d: d.name))
+        dims = (*kept, self.rows, self.cols)
+        tile = substitute(
+            expr,
+            {
+                self.row: _within(self.rows, down, self.row),
+                self.col: _within(self.cols, across, self.col),
+            },
+        )
+        folds = [Carry(self.named(m.name), dims, DType.BOOL, m, tile) for m in (ANY, ALL)]
+        gives = tuple(
+            Give(self.named(f"{c.name}_of"), dims, c.dtype, Load(c.buffer, tuple(map(Index, dims))))
+            for c in folds
+        )
+        self.summaries.append(Loop(dims, (pair,), (Pass(tuple(folds), gives),)))
+        some, every = (Load(g.buffer, tuple(map(Index, dims))) for g in gives)
+        return some, every
 
     def some_everywhere(self, condition: Expr) -> Expr:
         """Whether the condition is seen to hold at some column for each row of the tile."""
@@ -185,11 +232,11 @@ class _Decision:
         (p, q), (r, s) = self.condition(a), self.condition(b)
         return Binary(op, p, r), Binary(op, q, s)
 
-    def comparison(self, op: str, a: Expr, b: Expr) -> tuple[Expr, Expr]:
-        """Possible and certain for a comparison of integers."""
+    def comparison(self, op: str, a: Expr, b: Expr) -> tuple[Expr, Expr] | None:
+        """Possible and certain for a comparison of integers; None where their intervals are not known."""
         x, y = self.interval(a), self.interval(b)
         if x is None or y is None:
-            return TRUE, FALSE
+            return None
         (least, greatest), (low, high) = x, y
         match op:
             case "lt" | "le":
@@ -248,8 +295,13 @@ class _Decision:
         if not side:
             return expr
         dim, tiles = (self.row, self.rows) if side == "rows" else (self.col, self.cols)
-        at = add(mul(Index(tiles), const(GRAIN)), Index(self.inside))
-        return substitute(expr, {dim: Binary("min", at, sub(dim.extent, const(1)))})
+        return substitute(expr, {dim: _within(tiles, Index(self.inside), dim)})
+
+
+def _within(tiles: Dim, place: Expr, dim: Dim) -> Expr:
+    """The position of `dim` at a place in a tile; the last one for places past the end."""
+    at = add(mul(Index(tiles), const(GRAIN)), place)
+    return Binary("min", at, sub(dim.extent, const(1)))
 
 
 def _each(op: str, pair: tuple[Expr, Expr], by: Expr) -> tuple[Expr, Expr]:

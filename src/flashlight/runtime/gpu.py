@@ -21,9 +21,10 @@ from flashlight.codegen.blocks import Fetch, Kernel, Span, Store, walk
 from flashlight.codegen.lower import kernel_names, lower
 from flashlight.codegen.triton import Choices, Precision, Source, descriptor_candidates, emit
 from flashlight.errors import CompileError, Refusal
-from flashlight.ir.exprs import Buffer
+from flashlight.ir.exprs import Buffer, Expr
 from flashlight.ir.nests import Carry, Loop, Program
 from flashlight.ir.text import names_in, print_buffer, print_expr, print_statement
+from flashlight.ir.visit import free_dims
 from flashlight.rewrite.bounds import loop_bounds, loop_skips
 from flashlight.rewrite.ranges import GRAIN, ranges_of
 from flashlight.rewrite.split_accumulators import components, split_accumulators
@@ -49,6 +50,9 @@ from flashlight.runtime.types import TORCH_TYPES
 
 SHORTEST = 512
 """Rows and columns from which it pays to find out first which tiles a mask of data leaves."""
+
+SHARED = 4
+"""Score matrices that one dense mask serves from which it pays to read it first."""
 
 _INTERPRETING = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
@@ -145,7 +149,7 @@ def with_split_keys(program: Program, hints: Mapping[str, int], device: Device) 
 def with_ranges(
     program: Program, hints: Mapping[str, int], device: Device
 ) -> tuple[Program, Known]:
-    """The program with a loop before each one whose mask depends on data, and the bounds which that finds."""
+    """The program with loops before each one whose mask depends on data, and the bounds which those find."""
     inputs = frozenset(b.name for b in program.inputs)
     known: dict[Loop, tuple[Bounds | None, ...]] = {}
     statements: list[Loop] = []
@@ -153,9 +157,9 @@ def with_ranges(
     for loop in program.loops:
         found = _ranges(loop, inputs, hints, device, taken)
         if found is not None:
-            finder, known[loop] = found
-            statements.append(finder)
-            taken |= _names(replace(program, statements=(finder,), outputs=()))
+            known[loop] = found[1]
+            statements.extend(found[0])
+            taken |= _names(replace(program, statements=found[0], outputs=()))
         statements.append(loop)
     return program.with_statements(tuple(statements)), known
 
@@ -170,7 +174,7 @@ def _ranges(
     hints: Mapping[str, int],
     device: Device,
     taken: frozenset[str],
-) -> tuple[Loop, tuple[Bounds | None, ...]] | None:
+) -> tuple[tuple[Loop, ...], tuple[Bounds | None, ...]] | None:
     schedule = candidates(loop, hints, device)[0]
     if len(schedule.rows) != 1 or len(schedule.cols) != 1:
         return None
@@ -181,12 +185,17 @@ def _ranges(
     if skips[0] is None:
         return None
     rows_live = loop_skips(loop, inputs, (row,), col)[0] is not None
-    found = ranges_of(skips[0], loop, row, col, taken, rows_live=rows_live)
+
+    def is_shared(mask: Expr) -> bool:
+        others = [d for d in loop.kept if d is not row and d not in free_dims(mask)]
+        return math.prod(extent_of(d, hints) for d in others) >= SHARED
+
+    found = ranges_of(skips[0], loop, row, col, taken, rows_live=rows_live, dense=is_shared)
     if found is None:
         return None
     closed = loop_bounds(loop, inputs, (row,), col)
     bounds = [found.bounds if s is skips[0] else c for s, c in zip(skips, closed, strict=True)]
-    return found.loop, tuple(bounds)
+    return found.loops, tuple(bounds)
 
 
 @dataclass(frozen=True)
