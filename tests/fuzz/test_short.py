@@ -59,6 +59,19 @@ def power_ratio(x: torch.Tensor) -> torch.Tensor:
     return x**10 / x**9
 
 
+def test_what_16_bits_cannot_tell_apart_may_be_either() -> None:
+    """And is wrong in f32, of the same numbers."""
+    x, y = torch.full((100,), 1.0078125), torch.full((100,), 1.0234375)
+    got = torch.zeros(100)
+    got[0] = 1.0
+    assert difference(is_less, (y.bfloat16(), x.bfloat16()), got.bfloat16()) == ""
+    assert "error" in difference(is_less, (y, x), got)
+
+
+def is_less(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return (y < x * x).to(x.dtype)
+
+
 def test_shrinking_ends_at_what_matters() -> None:
     start = next(c for c in map(random_choices, range(10**6)) if is_large_window(c))
     small = shrink(start, is_large_window, limit=1000)
