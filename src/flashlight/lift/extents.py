@@ -5,12 +5,13 @@ Sizes are compared to split and merge axes of one tensor; that two axes of diffe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import sympy
 import torch
 import torch.fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._sympy.functions import FloorDiv
 
 from flashlight.ir.dtypes import DType
@@ -66,15 +67,27 @@ class Sizes:
         if not isinstance(source, torch.Tensor) or not isinstance(after, torch.Tensor):
             return
         a, b = (product(extent_of(s) for s in v.shape) for v in (source, after))
-        if isinstance(a, int) or isinstance(b, int) or is_same(a, b):
-            return  # equal counts say nothing about a division in both
+        if isinstance(a, int) or isinstance(b, int):
+            return
+        same = is_same(a, b)  # equal counts say nothing about a division in both
         for division in sorted((a * b).atoms(FloorDiv), key=str):
             whole, part = division.args
-            if not whole.is_Symbol or whole in self._factored or not _agree(a, b, division):
+            if not whole.is_Symbol or whole in self._factored:
+                continue
+            if not (_is_guarded(division, source) if same else _agree(a, b, division)):
                 continue
             symbol = sympy.Symbol(f"{whole}_over_{part}", integer=True, positive=True)
             self.meaning[symbol] = division
             self._factored[whole] = part * symbol
+
+
+def _is_guarded(division: sympy.Expr, near: torch.Tensor) -> bool:
+    """Whether a guard of the graph says that a division leaves nothing over; `near`: a tensor with symbolic sizes."""
+    whole, part = division.args
+    sizes: Sequence[int | torch.SymInt] = near.shape
+    envs = [s.node.shape_env for s in sizes if isinstance(s, torch.SymInt)]
+    exact = sympy.Eq(part * division, whole)
+    return any(statically_known_true(env.create_symboolnode(exact)) for env in envs[:1])
 
 
 def _agree(a: sympy.Expr, b: sympy.Expr, division: sympy.Expr) -> bool:
