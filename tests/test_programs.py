@@ -27,7 +27,8 @@ def test_part_is_the_part_of_the_whole(variant: Variant) -> None:
 def test_sixteen_bits(variant: Variant, dtype: torch.dtype) -> None:
     args = variant.make(variant.tiny, dtype, "cpu", 1)
     out = variant.fn(*args)
-    assert out.dtype is dtype
+    is_loss = variant.name == "linear_cross_entropy"
+    assert out.dtype is (torch.float32 if is_loss else dtype)
     assert out.isfinite().all()
 
 

@@ -72,6 +72,23 @@ def _triangle() -> list[Cell]:
     return [Cell("triangle", Shape(b, 4, 4, n, d, rows=n), BRAIN) for b, n, d in sizes]
 
 
+def _beyond() -> list[Cell]:
+    """Programs that no template of attention states, at the sizes of their users."""
+    one = [(1, 16384), (16, 16384), (64, 4096)]
+    tokens = Shape(1, 1, 1, 8192, 4096, keys=128256)
+    return [
+        *(Cell("invariant_points", Shape(1, 12, 12, n, 16), torch.float32) for n in (256, 768)),
+        *_triangle(),
+        Cell("triangle_starting", Shape(1, 4, 4, 512, 32), BRAIN),
+        *(Cell("decode", Shape(b, 32, 8, 1, 128, keys=t), BRAIN) for b, t in one),
+        Cell("chosen_blocks", Shape(8, 32, 8, 1, 128, keys=32768), BRAIN),
+        Cell("latent_prefill", Shape(1, 16, 16, 4096, 192), BRAIN),
+        *(Cell("latent_decode", Shape(b, 128, 1, 1, 512, keys=t), BRAIN) for b, t in one[1:]),
+        Cell("linear_cross_entropy", tokens, BRAIN),
+        Cell("window", Shape(1, 16, 16, 131072, 64), BRAIN),
+    ]
+
+
 def _smoke() -> list[Cell]:
     """Small enough for a test on two cores."""
     head = Shape(1, 2, 2, 128, 32)
@@ -130,6 +147,8 @@ def grid(name: str) -> list[Cell]:
                 *_evoformer((1, 8), (32, 64, 128)),
                 *_triangle(),
             ]
+        case "beyond":
+            return _beyond()
         case "paper":
             return [
                 *(
@@ -146,7 +165,7 @@ def grid(name: str) -> list[Cell]:
             raise ValueError(f"Unknown grid '{name}'; expected one of {', '.join(GRIDS)}.")
 
 
-GRIDS = ("smoke", "cpu", "quick", "full", "paper")
+GRIDS = ("smoke", "cpu", "quick", "full", "beyond", "paper")
 
 
 def select(

@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
         description="Every cell is checked against float64 first; then all systems are timed in turn.",
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
-    parser.add_argument("--grid", default=None, help="smoke, cpu, quick, full or paper")
+    parser.add_argument("--grid", default=None, help="smoke, cpu, quick, full, beyond or paper")
     parser.add_argument(
         "--variants", type=_names, default=(), metavar="A,B", help="only these programs"
     )

@@ -53,3 +53,38 @@ def triangle_ending(
 ) -> Tensor:
     """Triangle attention around the ending node: the same over columns."""
     return triangle_starting(z.transpose(1, 2), wq, wk, wv, wg, wb, wo).transpose(1, 2)
+
+
+def invariant_points(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_points: Tensor,
+    k_points: Tensor,
+    v_points: Tensor,
+    bias: Tensor,
+    z: Tensor,
+    gamma: Tensor,
+    rotation: Tensor,
+    origin: Tensor,
+) -> Tensor:
+    """Invariant point attention (AlphaFold 2, algorithm 22) up to its last projection: [N, H * (C + 4 Pv + Cz)].
+
+    q, k, v[N, H, C]; q_points, k_points[N, H, P, 3] and v_points[N, H, Pv, 3] in the frame of each residue, rotation[N, 3, 3] and
+    origin[N, 3]; bias[N, N, H]; z[N, N, Cz]; gamma[H].
+    """
+
+    def outside(points: Tensor) -> Tensor:
+        return torch.einsum("nxy,nhpy->nhpx", rotation, points) + origin[:, None, None]
+
+    n, _, c = q.shape
+    far = (outside(q_points)[:, None] - outside(k_points)[None]).square().sum((-1, -2))
+    weight = torch.nn.functional.softplus(gamma) * (2 / (9 * q_points.shape[2])) ** 0.5 / 2
+    s = torch.einsum("ihc,jhc->ijh", q, k) * c**-0.5 + bias - weight * far
+    p = torch.softmax(3**-0.5 * s, 1)
+    features = torch.einsum("ijh,jhc->ihc", p, v)
+    points = torch.einsum("ijh,jhpx->ihpx", p, outside(v_points)) - origin[:, None, None]
+    points = torch.einsum("nyx,nhpy->nhpx", rotation, points)
+    lengths = (points.square().sum(-1) + 1e-8).sqrt()
+    pairs = torch.einsum("ijh,ijc->ihc", p, z)
+    return torch.cat([t.reshape(n, -1) for t in (features, points, lengths, pairs)], -1)

@@ -57,7 +57,7 @@ def _document_causal(ids: Tensor) -> MaskMod:
 def flex_for(name: str, args: tuple[Tensor, ...]) -> Flex | None:
     """The variant `name` for FlexAttention, or None where its API cannot state it. Queries and keys are equally many."""
     match name:
-        case "vanilla":
+        case "vanilla" | "decode":
             return Flex()
         case "alibi":
             return Flex(score_mod=_alibi(args[3]))

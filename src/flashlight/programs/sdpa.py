@@ -43,6 +43,7 @@ def sdpa_for(name: str) -> Callable[..., Tensor] | None:
     """
     calls: dict[str, Callable[..., Tensor]] = {
         "vanilla": _vanilla,
+        "decode": _vanilla,
         "causal": _causal,
         "evoformer": _evoformer,
         "triangle": _triangle,

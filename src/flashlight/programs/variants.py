@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from flashlight.programs import differential, evoformer, heads
+from flashlight.programs import decoding, differential, evoformer, heads, losses
 
 DOCUMENTS = 12
 Args = tuple[Tensor, ...]
@@ -21,7 +22,10 @@ Args = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a program's inputs. `rows` counts MSA rows (or the rows of a pair matrix) and is 1 elsewhere."""
+    """Sizes of a program's inputs.
+
+    `rows` counts MSA rows (or the rows of a pair matrix) and is 1 elsewhere; `keys` is 0 where they are as many as the queries.
+    """
 
     batch: int
     heads: int
@@ -29,10 +33,13 @@ class Shape:
     length: int
     head_dim: int
     rows: int = 1
+    keys: int = 0
 
     def __str__(self) -> str:
         rows = f"N{self.rows} " if self.rows > 1 else ""
-        return f"B{self.batch} {rows}H{self.heads}/{self.kv_heads} S{self.length} D{self.head_dim}"
+        keys = f" T{self.keys}" if self.keys else ""
+        heads = f"H{self.heads}/{self.kv_heads}"
+        return f"B{self.batch} {rows}{heads} S{self.length}{keys} D{self.head_dim}"
 
 
 Device = torch.device | str
@@ -61,7 +68,7 @@ class Variant:
     part: Callable[[Args], Args]
     part_of: Callable[[Tensor], Tensor]
     tiny: Shape
-    flops_per_pair: int = 4
+    flops_per_pair: float = 4
 
     def flops(self, shape: Shape, args: Args) -> float:
         """Multiplications and additions of the contractions over the pairs that the mask keeps."""
@@ -74,20 +81,16 @@ def _generator(device: Device, seed: int) -> torch.Generator:
 
 
 def qkv(shape: Shape, dtype: torch.dtype, device: Device, seed: int) -> Args:
-    """q[B, H, S, D], k and v[B, Hkv, S, D], normal."""
-    gen = _generator(device, seed)
-    return tuple(
-        torch.randn(
-            shape.batch,
-            n,
-            shape.length,
-            shape.head_dim,
-            device=device,
-            dtype=dtype,
-            generator=gen,
-        )
-        for n in (shape.heads, shape.kv_heads, shape.kv_heads)
-    )
+    """q[B, H, S, D], k and v[B, Hkv, T, D], normal."""
+    normal = _normal(dtype, device, seed)
+    b, d, kv = shape.batch, shape.head_dim, shape.kv_heads
+    keys = shape.keys or shape.length
+    return normal(b, shape.heads, shape.length, d), normal(b, kv, keys, d), normal(b, kv, keys, d)
+
+
+def _normal(dtype: torch.dtype, device: Device, seed: int) -> Callable[..., Tensor]:
+    """Makes tensors of normal numbers, one after the other."""
+    return partial(torch.randn, device=device, dtype=dtype, generator=_generator(device, seed))
 
 
 def _with_slopes(shape: Shape, dtype: torch.dtype, device: Device, seed: int) -> Args:
@@ -188,11 +191,60 @@ def _triangle_node(shape: Shape, dtype: torch.dtype, device: Device, seed: int) 
     )
 
 
+ROTATED = 64
+"""Width of the part of a key that carries its position, in latent attention."""
+
+
+def _latent_prefill(shape: Shape, dtype: torch.dtype, device: Device, seed: int) -> Args:
+    normal = _normal(dtype, device, seed)
+    b, h, s, d = shape.batch, shape.heads, shape.length, shape.head_dim
+    q, k = normal(b, h, s, d), normal(b, h, s, d - ROTATED)
+    return q, k, normal(b, 1, s, ROTATED), normal(b, h, s, d - ROTATED)
+
+
+def _latent_decode(shape: Shape, dtype: torch.dtype, device: Device, seed: int) -> Args:
+    normal = _normal(dtype, device, seed)
+    b, h, t, c = shape.batch, shape.heads, shape.keys, shape.head_dim
+    one = shape.length
+    return normal(b, h, one, c), normal(b, h, one, ROTATED), normal(b, t, c), normal(b, t, ROTATED)
+
+
+def _blocks(shape: Shape, dtype: torch.dtype, device: Device, seed: int) -> Args:
+    q, k, v = qkv(shape, dtype, device, seed)
+    blocks = k.unflatten(2, (-1, decoding.BLOCK))
+    return q, k, v, blocks.amin(3), blocks.amax(3)
+
+
+def _classes(shape: Shape, dtype: torch.dtype, device: Device, seed: int) -> Args:
+    normal = _normal(dtype, device, seed)
+    c = shape.head_dim
+    gen = _generator(device, seed + 1)
+    target = torch.randint(0, shape.keys, (shape.length,), device=device, generator=gen)
+    return normal(shape.length, c), normal(shape.keys, c) * c**-0.5, target
+
+
+POINTS, VALUE_POINTS, PAIR_WIDTH = 4, 8, 128
+
+
+def _points(shape: Shape, dtype: torch.dtype, device: Device, seed: int) -> Args:
+    normal = _normal(dtype, device, seed)
+    n, h, c = shape.length, shape.heads, shape.head_dim
+    points = [normal(n, h, p, 3) for p in (POINTS, POINTS, VALUE_POINTS)]
+    rotation = torch.linalg.qr(normal(n, 3, 3).float()).Q.to(dtype)
+    features = [normal(n, h, c) for _ in range(3)]
+    pair = (normal(n, n, h), normal(n, n, PAIR_WIDTH))
+    return *features, *points, *pair, normal(h), rotation, normal(n, 3)
+
+
 # -- Pairs that a mask keeps, for one head of one batch element.
 
 
 def _all(shape: Shape, args: Args) -> float:
-    return float(shape.length) ** 2
+    return float(shape.length) * (shape.keys or shape.length)
+
+
+def _chosen(shape: Shape, args: Args) -> float:
+    return _all(shape, args) * decoding.KEPT
 
 
 def _causal(shape: Shape, args: Args) -> float:
@@ -221,12 +273,21 @@ def _documents_causal(shape: Shape, args: Args) -> float:
 # -- Parts: the last sample and the last head (or pair of heads, or row).
 
 
+LAST = 4096
+"""Queries of a head that are checked, at most: their scores in float64 must fit, however many the keys."""
+
+
+def _last_queries(args: Args) -> Args:
+    q, k, v = _last_head(args)
+    return q[:, :, -LAST:], k, v
+
+
+def _last_queries_and_slope(args: Args) -> Args:
+    return *_last_queries(args), args[3][-1:]
+
+
 def _last_head(args: Args) -> Args:
     return tuple(a[-1:, -1:] for a in args[:3])
-
-
-def _last_head_and_slope(args: Args) -> Args:
-    return *_last_head(args), args[3][-1:]
 
 
 def _last_head_and_ids(args: Args) -> Args:
@@ -258,6 +319,28 @@ def _last_triangle_row(args: Args) -> Args:
     return q[-1:, -1:], k[-1:, -1:], v[-1:, -1:], bias[-1:], mask[-1:, -1:]
 
 
+def _last_sample(args: Args) -> Args:
+    return tuple(a[-1:] for a in args)
+
+
+def _last_latent_head(args: Args) -> Args:
+    q, k, rotated, v = args
+    return q[-1:, -1:], k[-1:, -1:], rotated[-1:], v[-1:, -1:]
+
+
+def _last_tokens(args: Args) -> Args:
+    x, weight, target = args
+    return x[-64:], weight, target[-64:]
+
+
+def _last_64(out: Tensor) -> Tensor:
+    return out[-64:]
+
+
+def _sample(out: Tensor) -> Tensor:
+    return out[-1:]
+
+
 def _everything(args: Args) -> Args:
     return args
 
@@ -270,6 +353,10 @@ def _corner(out: Tensor) -> Tensor:
     return out[-1:, -1:]
 
 
+def _last_rows(out: Tensor) -> Tensor:
+    return out[-1:, -1:, -LAST:]
+
+
 def _column_of(out: Tensor) -> Tensor:
     return out[-1:, :, -1:]
 
@@ -278,18 +365,19 @@ _SMALL = Shape(batch=2, heads=4, kv_heads=2, length=80, head_dim=16)
 _LONG = Shape(batch=1, heads=2, kv_heads=1, length=300, head_dim=16)
 _DIFF = Shape(batch=2, heads=4, kv_heads=4, length=72, head_dim=16)
 _MSA = Shape(batch=2, heads=2, kv_heads=2, length=44, head_dim=8, rows=3)
+_ONE = Shape(batch=2, heads=4, kv_heads=2, length=1, head_dim=16, keys=1024)
 _PAIR = Shape(batch=1, heads=2, kv_heads=2, length=20, head_dim=8, rows=20)
 
 # Differential attention: two maps, values of width 2D: 6 operations for each D and each of the H maps.
 _ALL_VARIANTS = (
-    Variant("vanilla", heads.vanilla, qkv, _all, _last_head, _corner, _SMALL),
-    Variant("alibi", heads.alibi, _with_slopes, _all, _last_head_and_slope, _corner, _SMALL),
-    Variant("softcap", heads.softcap, qkv, _all, _last_head, _corner, _SMALL),
-    Variant("causal", heads.causal, qkv, _causal, _last_head, _corner, _SMALL),
-    Variant("window", heads.window, qkv, _window, _last_head, _corner, _LONG),
-    Variant("window_1e10", heads.window_1e10, qkv, _window, _last_head, _corner, _LONG),
-    Variant("window_min", heads.window_min, qkv, _window, _last_head, _corner, _LONG),
-    Variant("prefix", heads.prefix, qkv, _prefix, _last_head, _corner, _LONG),
+    Variant("vanilla", heads.vanilla, qkv, _all, _last_queries, _last_rows, _SMALL),
+    Variant("alibi", heads.alibi, _with_slopes, _all, _last_queries_and_slope, _last_rows, _SMALL),
+    Variant("softcap", heads.softcap, qkv, _all, _last_queries, _last_rows, _SMALL),
+    Variant("causal", heads.causal, qkv, _causal, _last_queries, _last_rows, _SMALL),
+    Variant("window", heads.window, qkv, _window, _last_queries, _last_rows, _LONG),
+    Variant("window_1e10", heads.window_1e10, qkv, _window, _last_queries, _last_rows, _LONG),
+    Variant("window_min", heads.window_min, qkv, _window, _last_queries, _last_rows, _LONG),
+    Variant("prefix", heads.prefix, qkv, _prefix, _last_queries, _last_rows, _LONG),
     Variant("document", heads.document, _with_ids, _documents, _last_head_and_ids, _corner, _SMALL),
     Variant(
         "document_causal",
@@ -359,6 +447,49 @@ _ALL_VARIANTS = (
         _everything,
         _whole,
         _PAIR,
+    ),
+    Variant(
+        "invariant_points",
+        evoformer.invariant_points,
+        _points,
+        _all,
+        _everything,
+        _whole,
+        Shape(batch=1, heads=3, kv_heads=3, length=40, head_dim=16),
+        # scores, squared distances of 4 points, and the sums over values, 8 points and 128 pair features, in units of C = 16
+        25,
+    ),
+    Variant("decode", heads.vanilla, qkv, _all, _last_queries, _last_rows, _ONE),
+    Variant("chosen_blocks", decoding.chosen_blocks, _blocks, _chosen, _last_sample, _sample, _ONE),
+    Variant(
+        "latent_prefill",
+        decoding.latent_prefill,
+        _latent_prefill,
+        _causal,
+        _last_latent_head,
+        _corner,
+        replace(_SMALL, kv_heads=4, head_dim=80),
+        10 / 3,  # D = 192 for scores, 128 for values
+    ),
+    Variant(
+        "latent_decode",
+        decoding.latent_decode,
+        _latent_decode,
+        _all,
+        _last_sample,
+        _sample,
+        replace(_ONE, kv_heads=1, keys=300),
+        4,
+    ),
+    Variant(
+        "linear_cross_entropy",
+        losses.linear_cross_entropy,
+        _classes,
+        _all,
+        _last_tokens,
+        _last_64,
+        Shape(batch=1, heads=1, kv_heads=1, length=90, head_dim=32, keys=700),
+        2,
     ),
 )
 
