@@ -20,6 +20,7 @@ from flashlight.ir.exprs import (
     Dim,
     Expr,
     Index,
+    Load,
     Reduce,
     Select,
     Size,
@@ -218,7 +219,7 @@ def default_schedule(loop: Loop, hints: Mapping[str, int], device: Device = HOPP
 
 def candidates(loop: Loop, hints: Mapping[str, int], device: Device = HOPPER) -> list[Schedule]:
     """Tilings that are expected to fit, the preferred first; at least one."""
-    rows = _row_dims(loop, hints)
+    rows = row_dims(loop, hints)
     grid = tuple(d for d in loop.kept if d not in rows)
     outer, cols = _loop_dims(loop, hints)
     base = Schedule(grid, rows, 1, outer, cols, 1, tma=device.tma)
@@ -247,6 +248,27 @@ def instances(
     """Program instances at the sizes of the hints, or at those planned for (`extent`)."""
     rows = math.prod(extent(d, hints) for d in schedule.rows)
     return _product(schedule.grid, hints) * -(-rows // schedule.row_block)
+
+
+def fetched(loop: Loop, hints: Mapping[str, int], device: Device) -> int:
+    """Bytes that the program instances of a loop fetch under its first schedule, each of them what its tiles read."""
+    s = default_schedule(loop, hints, device)
+    total = 0
+    for load in _fetches(loop):
+        dims = free_dims(load)
+        elements = _product(tuple(dims), hints)
+        elements *= _product(tuple(d for d in s.grid if d not in dims), hints)
+        if not dims & set(s.rows):
+            elements *= -(-_product(s.rows, hints) // s.row_block)
+        total += elements * load.buffer.dtype.bits // 8
+    return total
+
+
+def _fetches(loop: Loop) -> list[Load]:
+    """What a loop reads of other buffers than its own."""
+    own = {c.name for c in loop.carries} | {g.name for g in loop.gives}
+    found = dict.fromkeys(loads(*(c.body for c in loop.carries)))
+    return [load for load in found if load.buffer.name not in own]
 
 
 def with_bounds(
@@ -295,20 +317,14 @@ def _position(expr: Expr, at: Mapping[Dim, int], hints: Mapping[str, int]) -> in
             return None
 
 
-def _row_dims(loop: Loop, hints: Mapping[str, int]) -> tuple[Dim, ...]:
+def row_dims(loop: Loop, hints: Mapping[str, int]) -> tuple[Dim, ...]:
     """Kept dims absent from most of what the loop loads: a tile of them reuses those loads.
 
     Few positions (decode) are joined by the next such dim (the query heads that share a key head).
     """
     if not loop.kept:
         return ()
-    own = {c.name for c in loop.carries} | {g.name for g in loop.gives}
-    loaded = [
-        free_dims(load)
-        for carry in loop.carries
-        for load in loads(carry.body)
-        if free_dims(load) & set(loop.loop) and load.buffer.name not in own
-    ]
+    loaded = [free_dims(load) for load in _fetches(loop) if free_dims(load) & set(loop.loop)]
     if not loaded:
         return (max(loop.kept, key=lambda d: (extent_of(d, hints), loop.kept.index(d))),)
     # A load of many elements for each position of the loop weighs as many.
@@ -398,21 +414,16 @@ class Footprint:
 
 
 def _padded(dims: frozenset[Dim], hints: Mapping[str, int]) -> int:
-    total = 1
-    for d in dims:
-        total *= max(16, power_of_two(extent_of(d, hints)))
-    return total
+    """Elements along dims that a tile holds whole, as one axis of it."""
+    return max(16, math.prod(power_of_two(extent_of(d, hints)) for d in dims)) if dims else 1
 
 
 def _footprint(loop: Loop, base: Schedule, hints: Mapping[str, int]) -> Footprint:
     kept, looped = frozenset(loop.kept), frozenset(loop.loop)
     rows, cols = set(base.rows), set(base.cols)
-    own = {c.name for c in loop.carries} | {g.name for g in loop.gives}
     per_row = per_col = per_pair = vectors = 0
     floats: set[DType] = set()
-    for load in dict.fromkeys(loads(*(c.body for c in loop.carries))):
-        if load.buffer.name in own:
-            continue
+    for load in _fetches(loop):
         dims = free_dims(load)
         elements = _padded(dims - kept - looped, hints)
         size = elements * load.buffer.dtype.bits // 8

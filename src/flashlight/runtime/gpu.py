@@ -21,13 +21,13 @@ from flashlight.codegen.blocks import Fetch, Kernel, Span, Store, walk
 from flashlight.codegen.lower import kernel_names, lower
 from flashlight.codegen.triton import Choices, Precision, Source, descriptor_candidates, emit
 from flashlight.errors import CompileError, Refusal
-from flashlight.ir.exprs import Buffer, Expr
-from flashlight.ir.nests import Carry, Loop, Program
+from flashlight.ir.exprs import Buffer, Dim, Expr
+from flashlight.ir.nests import Carry, Loop, Pass, Program
 from flashlight.ir.text import names_in, print_buffer, print_expr, print_statement
 from flashlight.ir.visit import free_dims
 from flashlight.rewrite.bounds import loop_bounds, loop_skips
 from flashlight.rewrite.ranges import GRAIN, ranges_of
-from flashlight.rewrite.split_accumulators import components, split_accumulators
+from flashlight.rewrite.split_accumulators import closures, components, split_accumulators
 from flashlight.rewrite.split_keys import parts_for, split_keys, why_not_split
 from flashlight.rewrite.tile import (
     AMPERE,
@@ -38,9 +38,11 @@ from flashlight.rewrite.tile import (
     candidates,
     evaluate,
     extent_of,
+    fetched,
     instances,
     planned_extent,
     power_of_two,
+    row_dims,
     with_bounds,
 )
 from flashlight.runtime import cache
@@ -64,7 +66,7 @@ def build(
     if len(program.loops) != len(program.statements):
         return Refusal("not-loops", "Every statement must be a loop before code is generated.")
     model = device_model(device)
-    program = with_split_accumulators(program, hints)
+    program = with_split_accumulators(program, hints, model)
     program = with_split_keys(program, hints, model)
     program, known = with_ranges(program, hints, model)
     mode: Mode = getattr(options, "tune", "off")
@@ -116,13 +118,39 @@ ACCUMULATED = 256
 device's matrix rate together, two of 256 at 39 %."""
 
 
-def with_split_accumulators(program: Program, hints: Mapping[str, int]) -> Program:
-    """The program with independent accumulators in kernels of their own where together they are too wide for registers."""
+def with_split_accumulators(program: Program, hints: Mapping[str, int], device: Device) -> Program:
+    """The program with accumulators in kernels of their own: independent ones where together they are too wide for registers,
+    and those of one softmax where tiles of other rows each fetch much less.
+    """
     for loop in program.loops:
         parts = components(loop)
         if len(parts) > 1 and sum(_width(c, loop, hints) for c in loop.carries) > ACCUMULATED:
-            program = split_accumulators(program, loop)
+            program = split_accumulators(program, loop, parts)
+            continue
+        parts = _by_rows(loop, hints)
+        if len(parts) > 1:
+            apart = sum(fetched(_alone(loop, p), hints, device) for p in parts)
+            if apart <= LESS_FETCHED * fetched(loop, hints, device):
+                program = split_accumulators(program, loop, parts)
     return program
+
+
+LESS_FETCHED = 0.5
+"""Share of the bytes of one kernel below which several that compute the weights of a softmax again are taken for faster."""
+
+
+def _by_rows(loop: Loop, hints: Mapping[str, int]) -> list[list[Carry]]:
+    """The closures of wide accumulators, those together that want the same dims as rows of their tiles."""
+    sets: dict[tuple[Dim, ...], list[Carry]] = {}
+    for members in closures(loop):
+        rows = row_dims(_alone(loop, members), hints)
+        known = sets.setdefault(rows, [])
+        known.extend(c for c in members if c not in known)
+    return list(sets.values())
+
+
+def _alone(loop: Loop, carries: Sequence[Carry]) -> Loop:
+    return Loop(loop.kept, loop.loop, (Pass(tuple(carries)),))
 
 
 def _width(carry: Carry, loop: Loop, hints: Mapping[str, int]) -> int:

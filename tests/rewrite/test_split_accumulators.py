@@ -1,0 +1,87 @@
+"""Accumulators in loops of their own: the same values, each loop with what it reads."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+import numpy as np
+import pytest
+
+from flashlight.ir.interpret import interpret
+from flashlight.ir.nests import Program
+from flashlight.ir.text import parse_program
+from flashlight.ir.verify import verify
+from flashlight.rewrite.split_accumulators import closures, components, split_accumulators
+from flashlight.rewrite.tile import HOPPER
+from flashlight.runtime import gpu
+from tests.support.loops import CASES, attention
+
+PAIRS = """
+program pairs
+  dim h: 12, i: N, j: N, d: 16, e: 64, c: 128
+  input Q: f32[N, 12, 16]
+  input K: f32[N, 12, 16]
+  input V: f32[N, 12, 64]
+  input Z: f32[N, N, 128]
+  loop (h, i | j)
+    let s(h, i, j) = sum(d: Q[i, h, d] * K[j, h, d]) * 0.25
+    carry m (h, i) f32: max s
+    carry l (h, i) f32: sum exp(s - ~m) moves exp(-m)
+    carry A (h, i, e) f32: sum exp(s - ~m) * V[j, h, e] moves exp(-m)
+    carry P (h, i, c) f32: sum exp(s - ~m) * Z[i, j, c] moves exp(-m)
+    carry t (h, i) f32: max -s
+    give a (h, i, e) f32 = A / l
+    give both (h, i, e) f32 = A / l + t + P[h, i, 3]
+    give p (h, i, c) f32 = P / l
+    give lse (h, i) f32 = log(l) + m
+  output a, both, p, lse
+"""
+
+
+def pairs(n: int) -> Program:
+    return parse_program(re.sub(r"\bN\b", str(n), PAIRS))
+
+
+def test_docstring_example() -> None:
+    example = re.search(
+        r"Before:\n(.*?)\n\s*After:\n(.*?)\n\s*Legal when:",
+        split_accumulators.__doc__ or "",
+        re.DOTALL,
+    )
+    assert example
+    before, after = (parse_program(textwrap.dedent(t)) for t in example.groups())
+    (loop,) = before.loops
+    assert str(split_accumulators(before, loop, components(loop))) == str(after)
+
+
+def test_sums_of_one_softmax_keep_their_values() -> None:
+    program = pairs(20)
+    (loop,) = program.loops
+    sets = closures(loop)
+    assert [[c.name for c in s] for s in sets] == [["m", "l", "A", "t"], ["m", "l", "P", "t"]]
+    cut = split_accumulators(program, loop, sets)
+    verify(cut)
+    assert [[g.name for g in x.gives] for x in cut.loops] == [
+        ["a", "lse", "A_final"],
+        ["both", "p"],
+    ]
+    rng = np.random.default_rng(0)
+    inputs = {b.name: rng.normal(size=[x.value for x in b.shape]) for b in program.inputs}
+    got, expected = interpret(cut, inputs), interpret(program, inputs)
+    for name in program.outputs:
+        np.testing.assert_allclose(got[name], expected[name], rtol=1e-12)
+
+
+def test_parted_where_tiles_of_other_rows_fetch_less() -> None:
+    program = pairs(512)
+    first, second = gpu.with_split_accumulators(program, {}, HOPPER).loops
+    rows = [[d.name for d in gpu.candidates(x, {}, HOPPER)[0].rows] for x in (first, second)]
+    assert rows == [["i"], ["h"]]
+
+
+@pytest.mark.parametrize("text", [attention(), CASES["evoformer"].program, CASES["decode"].program])
+def test_one_softmax_over_one_kind_of_values_stays(text: str) -> None:
+    program = parse_program(text)
+    hints = {"S": 4096, "T": 4096}
+    assert gpu.with_split_accumulators(program, hints, HOPPER) is program
