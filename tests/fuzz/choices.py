@@ -195,7 +195,9 @@ def legal(c: Choices) -> Choices:
         c = replace(c, T=0)
     if c.dynamic and (c.more_keys or c.prepare == "shared_features"):
         c = replace(c, dynamic=False)
-    if c.dynamic:  # sizes that nothing else has, or tracing takes them for one
+    if (
+        c.dynamic
+    ):  # primes, from which nothing else is made (nor S + 4), or tracing takes two sizes for one
         c = replace(c, S=37, T=c.T and 53)
     if c.extra == "argmax_of_weights" and c.weights in ("mean_shift", "two_norm", "no_shift"):
         c = replace(c, extra="argmax")  # all weights are NaN beside one score of -inf

@@ -112,10 +112,10 @@ class _Writer:
                 self.random("v", "B", "H", "T", "E", gain=_offset(c))
                 self.say("k = kt.mT")
             case "sliced":
-                self.random("q", "B", "H * G", "S + 3", "D + 2", gain=_gain(c))
+                self.random("q", "B", "H * G", "S + 4", "D + 2", gain=_gain(c))
                 self.random("k", "B", "H + 1", "T", "D + 1", gain=_offset(c))
                 self.random("v", "B", "H", "T + 2", "2 * E", gain=_offset(c))
-                self.say("q = q[:, :, 2:-1, 1:-1]")
+                self.say("q = q[:, :, 2:-2, 1:-1]")
                 self.say("k = k[:, 1:, :, :-1]")
                 self.say("v = v.narrow(2, 1, v.shape[2] - 2).chunk(2, -1)[1]")
             case "strided":
