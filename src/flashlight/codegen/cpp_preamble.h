@@ -502,8 +502,11 @@ template <class T> FL_INLINE typename ValueOf<T>::vector load(const T* p, i64 st
   if (n >= W) {
     if (stride == 0) return spread(value_of(*p));
     for (i64 w = 0; w < W; w++) r[w] = lane_of(p[w * stride]);
-  } else {
-    for (i64 w = 0; w < n; w++) r[w] = lane_of(p[w * stride]);
+  } else if (n > 0) {  // lanes at places known to the compiler stay in registers; those past the end read the last one
+    for (i64 w = 0; w < W; w++) {
+      auto x = lane_of(p[(w < n ? w : n - 1) * stride]);
+      r[w] = w < n ? x : decltype(x)(0);
+    }
   }
   return r;
 }
