@@ -6,6 +6,7 @@ Sizes are compared to split and merge axes of one tensor; that two axes of diffe
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 import sympy
@@ -98,6 +99,11 @@ def _agree(a: sympy.Expr, b: sympy.Expr, division: sympy.Expr) -> bool:
     return bool(sympy.expand(a - b) == 0)
 
 
+# Sizes are few and asked about again for every view; sympy takes milliseconds for each answer.
+REMEMBERED = 20_000
+
+
+@lru_cache(maxsize=REMEMBERED)
 def _divided(expr: sympy.Expr) -> sympy.Expr:
     """Divisions that leave nothing over, carried out."""
 
@@ -112,7 +118,12 @@ def is_same(a: Extent, b: Extent) -> bool:
     """Whether two sizes are known to be equal."""
     if isinstance(a, int) and isinstance(b, int):
         return a == b
-    return bool(a == b or sympy.expand(sympy.sympify(a) - sympy.sympify(b)) == 0)
+    return bool(a == b) or _is_zero(sympy.sympify(a) - sympy.sympify(b))
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _is_zero(expr: sympy.Expr) -> bool:
+    return bool(sympy.expand(expr) == 0)
 
 
 def is_one(a: Extent) -> bool:
@@ -130,6 +141,11 @@ def quotient(a: Extent, b: Extent) -> Extent | None:
     """a / b where b is known to divide a."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b if b and a % b == 0 else None
+    return _symbolic_quotient(a, b)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _symbolic_quotient(a: Extent, b: Extent) -> Extent | None:
     numerator, denominator = sympy.fraction(sympy.cancel(sympy.sympify(a) / sympy.sympify(b)))
     if denominator != 1:
         return None
