@@ -128,40 +128,52 @@ def reads(*roots: Expr) -> frozenset[str]:
 
 def substitute(expr: Expr, mapping: Mapping[Dim, Expr]) -> Expr:
     """Replace dims by integer expressions. A bound dim that a replacement would capture is renamed apart (d, d', d'', ...)."""
-    if not mapping:
-        return expr
-    memo: dict[tuple[Expr, tuple[tuple[Dim, Expr], ...]], Expr] = {}
+    return _Substitution(dict(mapping), {}).of(expr) if mapping else expr
 
-    def go(node: Expr, m: dict[Dim, Expr]) -> Expr:
-        live = free_dims(node) & m.keys()
-        if not live:
+
+class _Substitution:
+    """One mapping and what became of expressions under it; a reduction whose dims are renamed has another one inside."""
+
+    def __init__(self, mapping: dict[Dim, Expr], others: dict[_Key, _Substitution]) -> None:
+        self.mapping = mapping
+        self.done: dict[Expr, Expr] = {}
+        self.others = others
+
+    def of(self, node: Expr) -> Expr:
+        if free_dims(node).isdisjoint(self.mapping):
             return node
-        m = {d: e for d, e in m.items() if d in live}
-        key = (node, tuple(sorted(m.items(), key=lambda item: (item[0].name, id(item[0])))))
-        if key in memo:
-            return memo[key]
-        match node:
-            case Index(dim):
-                result: Expr = m[dim]
-            case Reduce(monoid, dims, body):
-                incoming = frozenset[Dim]().union(*(free_dims(e) for e in m.values()))
-                taken = {d.name for d in incoming | free_dims(node)}
-                renamed: list[Dim] = []
-                inner = dict(m)
-                for dim in dims:
-                    fresh = dim
-                    if dim in incoming:
-                        fresh = Dim(fresh_name(dim.name, taken), dim.extent)
-                        inner[dim] = Index(fresh)
-                    taken.add(fresh.name)
-                    renamed.append(fresh)
-                result = Reduce(monoid, tuple(renamed), go(body, inner))
-            case _:
-                result = rebuild(node, tuple(go(c, m) for c in children(node)))
-        memo[key] = result
-        return result
+        found = self.done.get(node)
+        if found is None:
+            match node:
+                case Index(dim):
+                    found = self.mapping[dim]
+                case Reduce():
+                    found = self._reduction(node)
+                case _:
+                    found = rebuild(node, tuple([self.of(c) for c in children(node)]))
+            self.done[node] = found
+        return found
 
-    return go(expr, dict(mapping))
+    def _reduction(self, node: Reduce) -> Reduce:
+        free = free_dims(node)
+        inner = {d: e for d, e in self.mapping.items() if d in free}
+        incoming = frozenset[Dim]().union(*(free_dims(e) for e in inner.values()))
+        taken = {d.name for d in incoming | free}
+        renamed: list[Dim] = []
+        for dim in node.dims:
+            fresh = dim
+            if dim in incoming:
+                fresh = Dim(fresh_name(dim.name, taken), dim.extent)
+                inner[dim] = Index(fresh)
+            taken.add(fresh.name)
+            renamed.append(fresh)
+        key = frozenset(inner.items())
+        if key not in self.others:
+            self.others[key] = _Substitution(inner, self.others)
+        return Reduce(node.monoid, tuple(renamed), self.others[key].of(node.body))
+
+
+_Key = frozenset[tuple[Dim, Expr]]
 
 
 def fresh_name(name: str, taken: set[str] | frozenset[str]) -> str:
