@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from flashlight.capture.lowering import example
+from flashlight.capture.lowering import _Given, example
 from tests.support.inductor_process import generated_code
 
 pytest.importorskip("triton")
@@ -30,14 +32,38 @@ def test_symbolic_lengths() -> None:
     assert re.search(r"\bs\d+\b.*//", launch.group(1)), "the grid follows the length"
 
 
-def test_the_mask_of_two_layers_is_looked_at_once() -> None:
-    code = generated_code("document", "dynamic", "twice")
-    launched = re.findall(r"(fused_\w*)\.run\(", code)
-    assert [name.rstrip("_0123456789") for name in launched] == [
-        "fused_min2_max_min",
-        "fused_max_sum",
-        "fused_max_sum",
-    ]
+FINDER, ATTENTION = "fused_min2_max_min", "fused_max_sum"
+
+
+@pytest.mark.parametrize(
+    ("options", "kernels"),
+    [((), [FINDER, ATTENTION, ATTENTION]), (("written",), [FINDER, ATTENTION] * 2)],
+    ids=["same", "written"],
+)
+def test_the_mask_of_two_layers_is_looked_at_once(
+    options: tuple[str, ...], kernels: list[str]
+) -> None:
+    code = generated_code("document", "dynamic", "twice", *options)
+    launched = [name.rstrip("_0123456789") for name in re.findall(r"(\w+)\.run\(", code)]
+    assert [name for name in launched if name in (FINDER, ATTENTION)] == kernels
+
+
+def test_what_is_written_in_place_is_read_again() -> None:
+    from torch._inductor.virtualized import V
+
+    def named(name: str) -> Any:
+        return SimpleNamespace(get_name=lambda: name, get_mutation_names=lambda: [name])
+
+    graph: Any = SimpleNamespace(operations=[named("ids"), named("other")])
+    with V.set_graph_handler(graph):
+        assert not _Given([named("y")], 1).is_written_since([("ids", "")])
+        assert _Given([named("y")], 0).is_written_since([("ids", "")])
+        assert _Given([named("other")], 1).is_written_since([("ids", "")])
+
+
+def test_views_of_one_buffer_are_not_the_same_tensor() -> None:
+    code = generated_code("vanilla", "turned")
+    assert len(re.findall(r"fused_\w*\.run\(", code)) == 2
 
 
 @pytest.mark.parametrize(

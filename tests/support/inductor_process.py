@@ -1,6 +1,6 @@
 """Compiles a program with a driver that claims to be a GPU, and prints what Inductor generates. Nothing can run.
 
-`python -m tests.support.inductor_process NAME [dynamic] [twice]`. A process of its own because the driver is global.
+`python -m tests.support.inductor_process NAME [dynamic] [twice] ...`. A process of its own because the driver is global.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ def generated_code(name: str, *options: str) -> str:
 
     Args:
         name: of the variant.
-        options: "dynamic": its sizes may change. "twice": its result is the query of another call.
+        options: "dynamic": its sizes may change. "twice": its result is the query of another call. "written": and
+            its last argument is written to in between. "turned": another call has a permuted view of the keys.
     """
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     done = subprocess.run(
@@ -78,8 +79,12 @@ def main(name: str, options: Sequence[str]) -> None:
     variant = VARIANTS[name]
     args = variant.make(variant.tiny, torch.bfloat16, "cpu", 0)
 
-    def program(q: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    def program(q: torch.Tensor, *others: torch.Tensor) -> Any:
         once = variant.fn(q, *others)
+        if "written" in options:
+            others[-1].index_put_((torch.arange(2), torch.arange(2)), others[-1].new_ones(2))
+        if "turned" in options:
+            return once, variant.fn(q, others[0].transpose(0, 1), *others[1:])
         return variant.fn(once, *others) if "twice" in options else once
 
     dynamic = True if "dynamic" in options else None

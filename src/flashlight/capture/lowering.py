@@ -7,7 +7,8 @@ needs of Inductor is private, so anything unexpected leaves the op call, which l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -28,8 +29,25 @@ DEVICES = ("cuda",)
 
 _registered = False
 
-_given: WeakKeyDictionary[Any, dict[Any, list[Any]]] = WeakKeyDictionary()
-"""For each graph that Inductor lowers: the results of the loops that have become kernels of it."""
+
+@dataclass(frozen=True)
+class _Given:
+    """The results of a loop that has become a kernel, and how many operations the graph had then."""
+
+    tensors: list[Any]
+    operations: int
+
+    def is_written_since(self, reads: Iterable[tuple[str, str]]) -> bool:
+        """Whether a buffer that the loop read, or a result of it, may hold something else by now."""
+        from torch._inductor.virtualized import V
+
+        names = {name for name, _ in reads} | {x.get_name() for x in self.tensors}
+        later: Any = V.graph.operations[self.operations :]
+        return any(names & set(op.get_mutation_names()) for op in later)
+
+
+_given: WeakKeyDictionary[Any, dict[Any, _Given]] = WeakKeyDictionary()
+"""For each graph that Inductor lowers, what its loops have given."""
 
 
 def register() -> None:
@@ -110,20 +128,27 @@ class _Expansion:
 
     def give(self, step: Step, plan: Plan, shapes: Mapping[str, Sequence[Any]]) -> None:
         """The results of a loop, by a kernel; or those that another region of the graph has from the same loop on the same
-        buffers: what a mask of data leaves of the keys is found once for all layers.
+        tensors: what a mask of data leaves of the keys is found once for all layers.
         """
         from torch._inductor.virtualized import V
 
         given = _given.setdefault(V.graph, {})
-        reads = tuple(self.tensors[b.name].get_name() for b in plan.kernel.reads)
+        names = [g.name for g in step.loop.gives]
+        reads = tuple(self.place(b.name) for b in plan.kernel.reads)
         key = (step.text, plan.source.text, reads, tuple(map(str, self.sizes.values())))
-        if key not in given:
-            for g in step.loop.gives:
-                self.tensors[g.name] = self.empty(shapes[g.name], TORCH_TYPES[g.dtype])
-            self.record(plan)
-            given[key] = [self.tensors[g.name] for g in step.loop.gives]
-        names = (g.name for g in step.loop.gives)
-        self.tensors.update(zip(names, given[key], strict=True))
+        if key in given and not given[key].is_written_since(reads):
+            self.tensors.update(zip(names, given[key].tensors, strict=True))
+            return
+        for g in step.loop.gives:
+            self.tensors[g.name] = self.empty(shapes[g.name], TORCH_TYPES[g.dtype])
+        self.record(plan)
+        given[key] = _Given([self.tensors[name] for name in names], len(V.graph.operations))
+
+    def place(self, name: str) -> tuple[str, str]:
+        """Where in memory a tensor is: views of one buffer have its name, and a layout each."""
+        tensor = self.tensors[name]
+        found = tensor.get_layout()
+        return tensor.get_name(), f"{found.size} {found.stride} {found.offset} {found.dtype}"
 
     def empty(self, shape: Sequence[Any], dtype: torch.dtype) -> Any:
         """A buffer of Inductor's."""
