@@ -263,3 +263,16 @@ program p
     first = program.loops[0].gives[0].expr
     assert isinstance(first, Binary)
     assert first.a is Load(program.loops[0].carries[0].buffer, (Index(program.loops[0].kept[0]),))
+
+
+def test_sizes_that_share_terms_are_printed_in_full() -> None:
+    padded = "n1 // 2 + (4 + -1 * (n1 // 2 % 4)) % 4"
+    text = f"""program p
+  size n1
+  dim i: ({padded}) // (({padded}) // 4), j: n1
+  input x: f32[({padded}) // (({padded}) // 4), n1]
+  nest y (i, j) f32: x[i, j]
+  output y"""
+    program = parse_program(text)
+    assert "let" not in print_program(program)
+    assert parse_program(print_program(program)) == program

@@ -49,7 +49,7 @@ def print_program(program: Program) -> str:
     lines = [f"program {program.name}"]
     if program.sizes:
         lines.append("  size " + ", ".join(s.name for s in program.sizes))
-    lines.extend(_wrapped("  dim ", [f"{d.name}: {print_expr(d.extent)}" for d in dims]))
+    lines.extend(_wrapped("  dim ", [f"{d.name}: {_print_extent(d.extent)}" for d in dims]))
     lines.extend(f"  input {print_buffer(b)}" for b in program.inputs)
     for statement in program.statements:
         lines.extend("  " + line for line in _statement_lines(statement, taken, dims))
@@ -74,9 +74,14 @@ def print_expr(expr: Expr) -> str:
     return "".join(f"let {name} = {value}; " for name, _, value in writer.lets) + text
 
 
+def _print_extent(extent: Expr) -> str:
+    """A size in full: declarations have no place for names."""
+    return _Writer(set(), {}, ()).write(extent)
+
+
 def print_buffer(buffer: Buffer) -> str:
     """A declaration: `Q: bf16[S, 64]`."""
-    shape = ", ".join(print_expr(extent) for extent in buffer.shape)
+    shape = ", ".join(_print_extent(extent) for extent in buffer.shape)
     return f"{buffer.name}: {buffer.dtype.value}[{shape}]"
 
 
@@ -84,7 +89,7 @@ def print_node(node: Expr | Dim | Buffer) -> str:
     """The repr of an interned node."""
     match node:
         case Dim(name, extent):
-            return f"{name}: {print_expr(extent)}"
+            return f"{name}: {_print_extent(extent)}"
         case Buffer():
             return print_buffer(node)
         case _:
