@@ -419,6 +419,16 @@ def test_smaller_regions_leave_the_rest_outside() -> None:
     assert without_gate.members - bare.members == {"mul"}
 
 
+def test_distances_may_have_a_bias_of_their_own_size() -> None:
+    def near(q: T, k: T, v: T, slope: T) -> T:
+        i, j = torch.arange(40)[:, None], torch.arange(50)[None, :]
+        far = (q[..., :, None, :] - k[..., None, :, :]).square().sum(-1)
+        return (slope[:, None, None] * -(i - j).abs() - far).softmax(-1) @ v
+
+    one = [t[:1, :1] for t in (Q, K, V)]
+    assert found(near, *one, r(1)) == (1, [])
+
+
 def test_sums_of_small_outer_products_stay_with_inductor() -> None:
     def rotation(x: T, table: T) -> T:
         return ((x[:, :, None] * x[:, None])[..., None] * table).sum((1, 2))

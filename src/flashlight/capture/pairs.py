@@ -114,9 +114,11 @@ class Pairs:
     weights: bool = False
     claimed: frozenset[str] = frozenset()
     of: dict[str, Pairing] = field(default_factory=dict)
+    _sources: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for cell in self.lifter.cells.values():
+            self._sources[cell.name] = self._size_of_source(cell)
             if cell.name in self.claimed or cell.is_index:
                 self.of[cell.name] = Pairing()
             else:
@@ -234,7 +236,17 @@ class Pairs:
         if incoming.pair.is_strong:
             return True
         size = self.count(cell.name)
-        return all(self.count(n) < size for n in self._data(cell) if not self._is_paired(n))
+        return all(self._source(n) < size for n in self._data(cell) if not self._is_paired(n))
+
+    def _source(self, name: str) -> int:
+        """Elements of the largest float that a value is made of by pointwise steps: a bias of slopes and distances is small."""
+        return self._sources[name] if name in self._sources else self.count(name)
+
+    def _size_of_source(self, cell: Cell) -> int:
+        own = self.count(cell.name)
+        if not cell.is_pointwise:
+            return own
+        return min(own, max(map(self._source, self._data(cell)), default=0))
 
     def _is_paired(self, name: str) -> bool:
         known = self.of.get(name)
