@@ -177,7 +177,9 @@ def test_bench_measures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     assert row.correct
     assert row.kernels == 1
     assert row.error["ours"] <= row.allowed_error
-    assert set(row.ms) == {"ours", "eager", "flex"}
+    # FlexAttention runs on CPUs with AVX2 and better
+    timed = set(row.ms) if "flex" in row.ms else {*row.ms, *row.notes}
+    assert timed == {"ours", "eager", "flex"}
     assert row.tflops
     assert row.share_of_limit
     assert "causal" in capsys.readouterr().out
