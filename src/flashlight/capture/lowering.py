@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import sympy
 import torch
@@ -46,8 +45,12 @@ class _Given:
         return any(names & set(op.get_mutation_names()) for op in later)
 
 
-_given: WeakKeyDictionary[Any, dict[Any, _Given]] = WeakKeyDictionary()
-"""For each graph that Inductor lowers, what its loops have given."""
+def _given_in(graph: Any) -> dict[Any, _Given]:
+    """What the loops of a graph that Inductor lowers have given: kept on the graph, and for as long."""
+    if not hasattr(graph, "flashlight_given"):
+        graph.flashlight_given = {}
+    found: dict[Any, _Given] = graph.flashlight_given
+    return found
 
 
 def register() -> None:
@@ -132,7 +135,7 @@ class _Expansion:
         """
         from torch._inductor.virtualized import V
 
-        given = _given.setdefault(V.graph, {})
+        given = _given_in(V.graph)
         names = [g.name for g in step.loop.gives]
         reads = tuple(self.place(b.name) for b in plan.kernel.reads)
         key = (step.text, plan.source.text, reads, tuple(map(str, self.sizes.values())))
