@@ -27,14 +27,7 @@ import flashlight  # noqa: F401
 from flashlight.bench.measure import relative_error, workspace
 from flashlight.bench.record import machine
 from flashlight.programs.heads import causal, document_causal
-
-
-def ids_of(tokens: int, documents: int, seed: int, device: torch.device) -> Tensor:
-    """i64[1, tokens]: documents of random lengths in a row."""
-    gen = torch.Generator().manual_seed(seed)
-    marks = torch.zeros(tokens, dtype=torch.int64)
-    marks[1 + torch.randperm(tokens - 1, generator=gen)[: documents - 1]] = 1
-    return marks.cumsum(0)[None].to(device)
+from flashlight.programs.variants import Shape, document_ids
 
 
 def milliseconds(step: Callable[[], object], device: torch.device) -> float:
@@ -75,7 +68,8 @@ def main() -> int:
         torch.randn(1, a.heads, a.tokens, a.head_dim, device=device, dtype=torch.bfloat16)
         for _ in range(3)
     )
-    steps = [ids_of(a.tokens, a.documents, n, device) for n in range(a.steps)]
+    shape = Shape(1, a.heads, a.heads, a.tokens, a.head_dim)
+    steps = [document_ids(shape, device, n, a.documents) for n in range(a.steps)]
 
     counted = CompileCounterWithBackend("flashlight")
     ours = torch.compile(document_causal, backend=counted)

@@ -82,15 +82,15 @@ def _generator(device: Device, seed: int) -> torch.Generator:
 
 def qkv(shape: Shape, dtype: torch.dtype, device: Device, seed: int) -> Args:
     """q[B, H, S, D], k and v[B, Hkv, T, D], normal."""
-    normal = _normal(dtype, device, seed)
+    normal = _normal(dtype, _generator(device, seed))
     b, d, kv = shape.batch, shape.head_dim, shape.kv_heads
     keys = shape.keys or shape.length
     return normal(b, shape.heads, shape.length, d), normal(b, kv, keys, d), normal(b, kv, keys, d)
 
 
-def _normal(dtype: torch.dtype, device: Device, seed: int) -> Callable[..., Tensor]:
+def _normal(dtype: torch.dtype, gen: torch.Generator) -> Callable[..., Tensor]:
     """Makes tensors of normal numbers, one after the other."""
-    return partial(torch.randn, device=device, dtype=dtype, generator=_generator(device, seed))
+    return partial(torch.randn, device=gen.device, dtype=dtype, generator=gen)
 
 
 def _with_slopes(shape: Shape, dtype: torch.dtype, device: Device, seed: int) -> Args:
@@ -98,10 +98,10 @@ def _with_slopes(shape: Shape, dtype: torch.dtype, device: Device, seed: int) ->
     return *qkv(shape, dtype, device, seed), torch.exp2(-8.0 * h / shape.heads)
 
 
-def document_ids(shape: Shape, device: Device, seed: int) -> Tensor:
-    """Ids i64[B, S] of 12 documents of random lengths in a row, each sample its own."""
+def document_ids(shape: Shape, device: Device, seed: int, documents: int = DOCUMENTS) -> Tensor:
+    """Ids i64[B, S] of documents of random lengths in a row, each sample its own."""
     gen = torch.Generator().manual_seed(seed)
-    count = min(DOCUMENTS, shape.length)
+    count = min(documents, shape.length)
     rows = []
     for _ in range(shape.batch):
         starts = 1 + torch.randperm(shape.length - 1, generator=gen)[: count - 1]
@@ -117,16 +117,8 @@ def _with_ids(shape: Shape, dtype: torch.dtype, device: Device, seed: int) -> Ar
 
 def _diff(shape: Shape, dtype: torch.dtype, device: Device, seed: int) -> Args:
     q, k, _ = qkv(replace(shape, kv_heads=shape.heads), dtype, device, seed)
-    wide = torch.randn(
-        shape.batch,
-        shape.heads // 2,
-        shape.length,
-        2 * shape.head_dim,
-        device=device,
-        dtype=dtype,
-        generator=_generator(device, seed + 1),
-    )
-    return q, k, wide
+    normal = _normal(dtype, _generator(device, seed + 1))
+    return q, k, normal(shape.batch, shape.heads // 2, shape.length, 2 * shape.head_dim)
 
 
 def _diff_with(size: Callable[[Shape], tuple[int, ...]], wide: bool = False) -> Maker:
@@ -141,10 +133,8 @@ def _diff_with(size: Callable[[Shape], tuple[int, ...]], wide: bool = False) -> 
 
 def _evoformer(shape: Shape, dtype: torch.dtype, device: Device, seed: int) -> Args:
     gen = _generator(device, seed)
+    normal = _normal(dtype, gen)
     b, n, s, h, d = shape.batch, shape.rows, shape.length, shape.heads, shape.head_dim
-
-    def normal(*size: int) -> Tensor:
-        return torch.randn(*size, device=device, dtype=dtype, generator=gen)
 
     big = [normal(b, n, s, h, d) for _ in range(4)]
     keep = torch.rand(b, n, 1, 1, s, device=device, generator=gen) > 0.1
@@ -156,7 +146,8 @@ def _evoformer(shape: Shape, dtype: torch.dtype, device: Device, seed: int) -> A
 def _column(shape: Shape, dtype: torch.dtype, device: Device, seed: int) -> Args:
     gen = _generator(device, seed)
     b, n, s, h, d = shape.batch, shape.length, shape.rows, shape.heads, shape.head_dim
-    big = [torch.randn(b, n, s, h, d, device=device, dtype=dtype, generator=gen) for _ in range(4)]
+    normal = _normal(dtype, gen)
+    big = [normal(b, n, s, h, d) for _ in range(4)]
     keep = torch.rand(b, s, 1, 1, n, device=device, generator=gen) > 0.1
     keep[..., 0] = True
     return *big, (1e4 * (keep.to(torch.float32) - 1)).to(dtype)
@@ -164,10 +155,8 @@ def _column(shape: Shape, dtype: torch.dtype, device: Device, seed: int) -> Args
 
 def _triangle(shape: Shape, dtype: torch.dtype, device: Device, seed: int) -> Args:
     gen = _generator(device, seed)
+    normal = _normal(dtype, gen)
     b, n, h, s, d = shape.batch, shape.rows, shape.heads, shape.length, shape.head_dim
-
-    def normal(*size: int) -> Tensor:
-        return torch.randn(*size, device=device, dtype=dtype, generator=gen)
 
     mask = torch.rand(b, n, 1, 1, s, device=device, generator=gen) > 0.1
     mask[..., 0] = True
@@ -175,13 +164,9 @@ def _triangle(shape: Shape, dtype: torch.dtype, device: Device, seed: int) -> Ar
 
 
 def _triangle_node(shape: Shape, dtype: torch.dtype, device: Device, seed: int) -> Args:
-    gen = _generator(device, seed)
+    normal = _normal(dtype, _generator(device, seed))
     n, h, d = shape.length, shape.heads, shape.head_dim
     c = h * d
-
-    def normal(*size: int) -> Tensor:
-        return torch.randn(*size, device=device, dtype=dtype, generator=gen)
-
     weights = [normal(c, h, d) * c**-0.5 for _ in range(4)]
     return (
         normal(shape.batch, n, n, c),
@@ -196,14 +181,14 @@ ROTATED = 64
 
 
 def _latent_prefill(shape: Shape, dtype: torch.dtype, device: Device, seed: int) -> Args:
-    normal = _normal(dtype, device, seed)
+    normal = _normal(dtype, _generator(device, seed))
     b, h, s, d = shape.batch, shape.heads, shape.length, shape.head_dim
     q, k = normal(b, h, s, d), normal(b, h, s, d - ROTATED)
     return q, k, normal(b, 1, s, ROTATED), normal(b, h, s, d - ROTATED)
 
 
 def _latent_decode(shape: Shape, dtype: torch.dtype, device: Device, seed: int) -> Args:
-    normal = _normal(dtype, device, seed)
+    normal = _normal(dtype, _generator(device, seed))
     b, h, t, c = shape.batch, shape.heads, shape.keys, shape.head_dim
     one = shape.length
     return normal(b, h, one, c), normal(b, h, one, ROTATED), normal(b, t, c), normal(b, t, ROTATED)
@@ -216,7 +201,7 @@ def _blocks(shape: Shape, dtype: torch.dtype, device: Device, seed: int) -> Args
 
 
 def _classes(shape: Shape, dtype: torch.dtype, device: Device, seed: int) -> Args:
-    normal = _normal(dtype, device, seed)
+    normal = _normal(dtype, _generator(device, seed))
     c = shape.head_dim
     gen = _generator(device, seed + 1)
     target = torch.randint(0, shape.keys, (shape.length,), device=device, generator=gen)
@@ -227,7 +212,7 @@ POINTS, VALUE_POINTS, PAIR_WIDTH = 4, 8, 128
 
 
 def _points(shape: Shape, dtype: torch.dtype, device: Device, seed: int) -> Args:
-    normal = _normal(dtype, device, seed)
+    normal = _normal(dtype, _generator(device, seed))
     n, h, c = shape.length, shape.heads, shape.head_dim
     points = [normal(n, h, p, 3) for p in (POINTS, POINTS, VALUE_POINTS)]
     rotation = torch.linalg.qr(normal(n, 3, 3).float()).Q.to(dtype)

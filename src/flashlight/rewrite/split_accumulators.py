@@ -32,16 +32,15 @@ def closures(loop: Loop) -> list[list[Carry]]:
     Those are all that it reads, and what results read beside it: a sum of weights is divided by one of the same weights, bit for
     bit. Carries that go with no wide one go with the first. One set where they cannot be parted.
     """
-    wide = {c.name for c in loop.carries if set(c.dims) - set(loop.kept)}
+    wide = [c.name for c in loop.carries if set(c.dims) - set(loop.kept)]
     if not wide or not _may_be_parted(loop):
         return [list(loop.carries)]
     names = {c.name for c in loop.carries}
     sets = []
     for name in wide:
         beside = {x for g in loop.gives if name in reads(g.expr) for x in reads(g.expr) & names}
-        sets.append(_closure({name, *beside} - (wide - {name}), loop))
-    sets = [{c.name for c in members} for members in _in_order(sets, loop)]
-    sets[0] |= _closure(names - set().union(*sets), loop)
+        sets.append(_closure({name, *beside.difference(wide)}, loop))
+    sets[0] |= _closure(names.difference(*sets), loop)
     return _in_order(sets, loop)
 
 

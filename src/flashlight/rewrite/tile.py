@@ -254,7 +254,7 @@ def fetched(loop: Loop, hints: Mapping[str, int], device: Device) -> int:
     """Bytes that the program instances of a loop fetch under its first schedule, each of them what its tiles read."""
     s = default_schedule(loop, hints, device)
     total = 0
-    for load in _fetches(loop):
+    for load in _fetched_loads(loop):
         dims = free_dims(load)
         elements = _product(tuple(dims), hints)
         elements *= _product(tuple(d for d in s.grid if d not in dims), hints)
@@ -264,7 +264,7 @@ def fetched(loop: Loop, hints: Mapping[str, int], device: Device) -> int:
     return total
 
 
-def _fetches(loop: Loop) -> list[Load]:
+def _fetched_loads(loop: Loop) -> list[Load]:
     """What a loop reads of other buffers than its own."""
     own = {c.name for c in loop.carries} | {g.name for g in loop.gives}
     found = dict.fromkeys(loads(*(c.body for c in loop.carries)))
@@ -324,7 +324,7 @@ def row_dims(loop: Loop, hints: Mapping[str, int]) -> tuple[Dim, ...]:
     """
     if not loop.kept:
         return ()
-    loaded = [free_dims(load) for load in _fetches(loop) if free_dims(load) & set(loop.loop)]
+    loaded = [free_dims(load) for load in _fetched_loads(loop) if free_dims(load) & set(loop.loop)]
     if not loaded:
         return (max(loop.kept, key=lambda d: (extent_of(d, hints), loop.kept.index(d))),)
     # A load of many elements for each position of the loop weighs as many.
@@ -423,7 +423,7 @@ def _footprint(loop: Loop, base: Schedule, hints: Mapping[str, int]) -> Footprin
     rows, cols = set(base.rows), set(base.cols)
     per_row = per_col = per_pair = vectors = 0
     floats: set[DType] = set()
-    for load in _fetches(loop):
+    for load in _fetched_loads(loop):
         dims = free_dims(load)
         elements = _padded(dims - kept - looped, hints)
         size = elements * load.buffer.dtype.bits // 8

@@ -105,9 +105,8 @@ def _index_put(
         raise NoRuleError("writing at positions")
     first, mask = masks[0]
     after = first + len(mask.shape)
-    kept = (
-        len(source.shape) - len(mask.shape) + 1
-    )  # axes of the selection: those of the mask are one
+    # Axes of the selection: those of the mask are one.
+    kept = len(source.shape) - len(mask.shape) + 1
     chosen = first - (kept - len(written.shape))
     if chosen >= 0 and not is_one(written.shape[chosen]):
         raise NoRuleError("an element for each place that a mask selects")
