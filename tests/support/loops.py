@@ -358,6 +358,22 @@ CASES: dict[str, Case] = {
     "head_dim_40_descriptors": Case(attention(D=40, E=24), _SMALL, 32, 32, descriptors=True),
     "head_dim_3": Case(attention(D=3, E=1), _SMALL, 16, 32),
     "head_dim_576": Case(attention(D=576, E=512), {"S": 20, "T": 40}, 16, 32),
+    # The product of the unset reference and this scale is rounded: it must not move the empty sums by inf.
+    "unset_for_long": Case(
+        attention(f"where(k >= q + 90, {DOT} * 0.0883883461356163, -inf)"),
+        {"S": 40, "T": 140},
+        16,
+        16,
+    ),
+    "deep": Case(
+        attention(
+            D=1100, E=16, give="A / l * sum(e': Q[b, h, q, e'] * K[b, h, 3, e'])", dims=", e': 1100"
+        ),
+        {"S": 20, "T": 40},
+        16,
+        16,
+    ),
+    "deep_descriptors": Case(attention(D=1152, E=16), {"S": 20, "T": 40}, 16, 16, descriptors=True),
     "distance_24": Case(attention(f"{_FAR} * -0.1", D=24), {"S": 20, "T": 40}, 16, 16),
     "distance_4": Case(attention(f"{_FAR} * -0.1", D=4), {"S": 20, "T": 40}, 16, 16),
     "flipped": Case(

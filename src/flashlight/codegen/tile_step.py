@@ -234,8 +234,12 @@ class TileStep:
         base2 = c.dtype is DType.F32
         if base2 and self.ex.scaled.wide:
             exponent = b.compute("mul", exponent, b.constant(LOG2_E, c.dtype))
+        clamped = all(_maximum(w) in self.clamped for w in c.weight)
+        if clamped:
+            # References never fall, but for rounding: of an unset one, which is huge, that would be inf while the sum is 0.
+            exponent = b.compute("minnum", exponent, b.constant(0.0, exponent.dtype))
         phi = b.compute("exp2" if base2 else "exp", exponent, hint="phi")
-        if not all(_maximum(w) in self.clamped for w in c.weight):
+        if not clamped:
             # Leaving the unset state, the reference jumps from 0: the factor may be inf while the sum is 0.
             phi = b.compute("minnum", phi, b.constant(largest(c.dtype).value, c.dtype), hint="phi")
         return b.compute("mul", total, phi, hint=c.name)
@@ -279,8 +283,8 @@ class TileStep:
     def _clamped(self, p: Pass) -> dict[str, float]:
         """Running maxima that only serve as references: an unset one may stand at a huge negative number.
 
-        Then the factor by which sums move is never above 1, and needs no clamp itself. Where scores may be huge themselves, the
-        number is the largest there is, and differences are taken before they are scaled.
+        Then the factor by which sums move is never above 1. Where scores may be huge themselves, the number is the largest there
+        is, and differences are taken before they are scaled.
         """
         if self.schedule.exact:  # C++'s exp2 takes no such exponents
             return {}

@@ -51,7 +51,7 @@ def fused_max_sum2(
         m_1 = tl.maximum(m, m_tile + row)
         ref_1 = tl.minimum(tl.maximum(m_1, -1e+37), 1e+37)
         t_1 = ref_1 * 1.4426950408889634
-        phi = tl.exp2(ref - t_1)
+        phi = tl.exp2(tl.minimum(ref - t_1, 0.0))
         p = tl.exp2(s * 1.4426950408889634 + ((row - ref_1) * 1.4426950408889634)[:, None])
         l_tile = tl.sum(p, 1)
         l = (l * phi) + l_tile

@@ -45,7 +45,7 @@ def fused_max_sum2(
         m_tile = tl.max(dot, 1)
         m_1 = tl.maximum(m, m_tile)
         t_2 = tl.minimum(tl.maximum(m_1, -1e+37), 1e+37) * 0.18033688011112042
-        phi = tl.exp2(ref - t_2)
+        phi = tl.exp2(tl.minimum(ref - t_2, 0.0))
         p = tl.exp2(dot * 0.18033688011112042 - t_2[:, None])
         l_tile = tl.sum(p, 1)
         l = (l * phi) + l_tile
@@ -62,7 +62,7 @@ def fused_max_sum2(
         m_tile = tl.max(tl.where(cols_ok[None, :], dot, float("-inf")), 1)
         m_1 = tl.maximum(m, m_tile)
         t_2 = tl.minimum(tl.maximum(m_1, -1e+37), 1e+37) * 0.18033688011112042
-        phi = tl.exp2(ref - t_2)
+        phi = tl.exp2(tl.minimum(ref - t_2, 0.0))
         p = tl.where(cols_ok[None, :], tl.exp2(dot * 0.18033688011112042 - t_2[:, None]), 0.0)
         l_tile = tl.sum(p, 1)
         l = (l * phi) + l_tile

@@ -11,6 +11,15 @@ import triton.language as tl
 
 
 @triton.jit
+def _where_le_s32(a, b, x, y):
+    # compares when x is there, not before: the conditions of a tile would take registers
+    return tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.le.s32 p, $2, $3; selp.f32 $0, $1, $4, p; }",
+        "=f,f,r,r,f", [x, a, b, y], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
 def fused_sum2(
     Q, K, L, dO, V, delta, gV, gK, K_s0, K_s1, K_s2, K_s3, V_s0, V_s1, V_s2, V_s3, Q_s0, Q_s1, Q_s2, L_s0,
     L_s2, dO_s0, dO_s1, dO_s2, delta_s0, delta_s2, L_s1, delta_s1, gV_s0, gV_s1, gV_s2, gV_s3, gK_s0,
@@ -62,7 +71,7 @@ def fused_sum2(
             Q_tile = Q_tiles.load([t_8, col_start, 0]).reshape([32, 64])
             dot = tl.dot(K_tile, tl.trans(Q_tile))
             L_tile = tl.load(L_base + t_8.to(tl.int64) * L_s1 + col_start.to(tl.int64) * L_s2 + L_at, mask=(col_start + cols_at < S), other=0)
-            t_9 = (tl.where(k_at[:, None] <= q_at[None, :], dot * 0.125, float("-inf")) - L_tile[None, :]) - 5.0
+            t_9 = (_where_le_s32(k_at[:, None], q_at[None, :], dot * 0.125, float("-inf")) - L_tile[None, :]) - 5.0
             t_10 = tl.exp(t_9)
             dO_tile = dO_tiles.load([t_8, col_start, 0]).reshape([32, 64])
             dV = tl.dot(tl.where(cols_ok[None, :], t_10, 0.0).to(tl.bfloat16), dO_tile, dV)
@@ -90,7 +99,7 @@ def fused_sum2(
             Q_tile = Q_tiles.load([t_8, col_start, 0]).reshape([32, 64])
             dot = tl.dot(K_tile, tl.trans(Q_tile))
             L_tile = tl.load(L_base + t_8.to(tl.int64) * L_s1 + col_start.to(tl.int64) * L_s2 + L_at, mask=(col_start + cols_at < S), other=0)
-            t_9 = (tl.where(k_at[:, None] <= q_at[None, :], dot * 0.125, float("-inf")) - L_tile[None, :]) - 5.0
+            t_9 = (_where_le_s32(k_at[:, None], q_at[None, :], dot * 0.125, float("-inf")) - L_tile[None, :]) - 5.0
             t_10 = tl.exp(t_9)
             dO_tile = dO_tiles.load([t_8, col_start, 0]).reshape([32, 64])
             dV = tl.dot(tl.where(cols_ok[None, :], t_10, 0.0).to(tl.bfloat16), dO_tile, dV)

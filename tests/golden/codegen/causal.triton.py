@@ -11,6 +11,15 @@ import triton.language as tl
 
 
 @triton.jit
+def _where_le_s32(a, b, x, y):
+    # compares when x is there, not before: the conditions of a tile would take registers
+    return tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.le.s32 p, $2, $3; selp.f32 $0, $1, $4, p; }",
+        "=f,f,r,r,f", [x, a, b, y], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
 def fused_max_sum2(
     Q, K, V, O, Q_s0, Q_s1, Q_s2, Q_s3, K_s0, K_s1, K_s2, V_s0, V_s1, V_s2, O_s0, O_s1, O_s2, O_s3,
 ):
@@ -48,7 +57,7 @@ def fused_max_sum2(
         m_tile = tl.max(dot, 1)
         m_1 = tl.maximum(m, m_tile)
         t_4 = tl.minimum(tl.maximum(m_1, -1e+37), 1e+37) * 0.18033688011112042
-        phi = tl.exp2(ref - t_4)
+        phi = tl.exp2(tl.minimum(ref - t_4, 0.0))
         p = tl.exp2(dot * 0.18033688011112042 - t_4[:, None])
         l_tile = tl.sum(p, 1)
         l = (l * phi) + l_tile
@@ -61,11 +70,11 @@ def fused_max_sum2(
         col_start = tile * 128
         K_tile = K_tiles.load([col_start, 0])
         dot = tl.dot(Q_tile, tl.trans(K_tile))
-        s = tl.where((col_start + cols_at)[None, :] <= q_at[:, None], dot, float("-inf"))
+        s = _where_le_s32((col_start + cols_at)[None, :], q_at[:, None], dot, float("-inf"))
         m_tile = tl.max(s, 1)
         m_1 = tl.maximum(m, m_tile)
         t_4 = tl.minimum(tl.maximum(m_1, -1e+37), 1e+37) * 0.18033688011112042
-        phi = tl.exp2(ref - t_4)
+        phi = tl.exp2(tl.minimum(ref - t_4, 0.0))
         p = tl.exp2(s * 0.18033688011112042 - t_4[:, None])
         l_tile = tl.sum(p, 1)
         l = (l * phi) + l_tile

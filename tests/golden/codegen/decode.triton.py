@@ -18,6 +18,15 @@ def _floordiv(a, b):
 
 
 @triton.jit
+def _where_le_s32(a, b, x, y):
+    # compares when x is there, not before: the conditions of a tile would take registers
+    return tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.le.s32 p, $2, $3; selp.f32 $0, $1, $4, p; }",
+        "=f,f,r,r,f", [x, a, b, y], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
 def fused_max_sum2(
     Q, K, V, O, Q_s0, Q_s1, Q_s2, Q_s3, K_s0, K_s1, K_s2, V_s0, V_s1, V_s2, O_s0, O_s1, O_s2, O_s3, O_s4,
     S, T,
@@ -64,7 +73,7 @@ def fused_max_sum2(
         m_tile = tl.max(dot, 1)
         m_1 = tl.maximum(m, m_tile)
         t_9 = tl.minimum(tl.maximum(m_1, -1e+37), 1e+37) * 0.18033688011112042
-        phi = tl.exp2(ref - t_9)
+        phi = tl.exp2(tl.minimum(ref - t_9, 0.0))
         p = tl.exp2(dot * 0.18033688011112042 - t_9[:, None])
         l_tile = tl.sum(p, 1)
         l = (l * phi) + l_tile
@@ -80,11 +89,11 @@ def fused_max_sum2(
         cols_ok = k_at < T
         K_tile = K_tiles.load([col_start, 0])
         dot = tl.dot(Q_tile, tl.trans(K_tile))
-        s = tl.where(k_at[None, :] <= t_9[:, None], dot, float("-inf"))
+        s = _where_le_s32(k_at[None, :], t_9[:, None], dot, float("-inf"))
         m_tile = tl.max(tl.where(cols_ok[None, :], s, float("-inf")), 1)
         m_1 = tl.maximum(m, m_tile)
         t_10 = tl.minimum(tl.maximum(m_1, -1e+37), 1e+37) * 0.18033688011112042
-        phi = tl.exp2(ref - t_10)
+        phi = tl.exp2(tl.minimum(ref - t_10, 0.0))
         p = tl.where(cols_ok[None, :], tl.exp2(s * 0.18033688011112042 - t_10[:, None]), 0.0)
         l_tile = tl.sum(p, 1)
         l = (l * phi) + l_tile

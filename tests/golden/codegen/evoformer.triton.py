@@ -56,7 +56,7 @@ def fused_max_sum2(
         m_tile = tl.max(tl.where(cols_ok[None, :], t, float("-inf")), 1)
         m_1 = tl.maximum(m, m_tile)
         ref_1 = tl.minimum(tl.maximum(m_1, -3.4028234663852886e+38), 3.4028234663852886e+38)
-        phi = tl.exp2((ref - ref_1) * 1.4426950408889634)
+        phi = tl.exp2(tl.minimum((ref - ref_1) * 1.4426950408889634, 0.0))
         p = tl.where(cols_ok[None, :], tl.exp2((t - ref_1[:, None]) * 1.4426950408889634), 0.0)
         l_tile = tl.sum(p, 1)
         l = (l * phi) + l_tile

@@ -51,7 +51,7 @@ def fused_max_sum2(
         m_tile = tl.max(t, 1)
         m_1 = tl.maximum(m, m_tile)
         t_1 = tl.minimum(tl.maximum(m_1, -3.333333333333333e+35), 3.333333333333333e+35) * 43.2808512266689
-        phi = tl.exp2(ref - t_1)
+        phi = tl.exp2(tl.minimum(ref - t_1, 0.0))
         p = tl.exp2(t * 43.2808512266689 - t_1[:, None])
         l_tile = tl.sum(p, 1)
         l = (l * phi) + l_tile

@@ -42,7 +42,7 @@ def fused_max_sum2(
         m_tile = tl.max(dot, 1)
         m_1 = tl.maximum(m, m_tile)
         t = tl.minimum(tl.maximum(m_1, -1e+37), 1e+37) * 0.18033688011112042
-        phi = tl.exp2(ref - t)
+        phi = tl.exp2(tl.minimum(ref - t, 0.0))
         p = tl.exp2(dot * 0.18033688011112042 - t[:, None])
         l_tile = tl.sum(p, 1)
         l = (l * phi) + l_tile
