@@ -38,7 +38,14 @@ from flashlight.codegen.blocks import (
     walk,
 )
 from flashlight.codegen.inlining import direct_yields, inlinable
-from flashlight.codegen.triton_ops import HELPERS, TYPES, compute_text, fold_text, literal_text
+from flashlight.codegen.triton_ops import (
+    HELPERS,
+    TYPES,
+    choice_helper,
+    compute_text,
+    fold_text,
+    literal_text,
+)
 from flashlight.errors import CompileError
 from flashlight.ir.dtypes import DType
 from flashlight.ir.exprs import Binary, Buffer, Const, Expr, Size
@@ -375,9 +382,47 @@ class _Emitter:
             third = self.inlined[op.args[2]]
             if third.op == "neg":
                 return f"{args[0]} * {args[1]} - {self.value(third.args[0], op.result.axes)}"
+        if op.op == "select" and self.may_choose(op):
+            return self.chosen(op.args[0], _stripped(args[1]), _stripped(args[2]), op.result.axes)
         text, helpers = compute_text(op, args, dtypes, self.choices.target)
         self.helpers |= helpers
         return text
+
+    def may_choose(self, op: Compute) -> bool:
+        """Whether a select of scores has a comparison among its conditions that may be made with the choice."""
+        if self.choices.target != "cuda" or op.result.dtype is not DType.F32:
+            return False
+        roles = {axis.role for axis in op.result.axes}
+        return {"rows", "cols"} <= roles and any(map(self.choice, self.conjuncts(op.args[0])))
+
+    def conjuncts(self, condition: Value) -> list[Value]:
+        """The parts of a conjunction that has no variables."""
+        op = self.inlined.get(condition)
+        if op is None or op.op != "and":
+            return [condition]
+        return [part for arg in op.args for part in self.conjuncts(arg)]
+
+    def choice(self, condition: Value) -> str | None:
+        """The helper that compares and chooses, or None."""
+        op = self.inlined.get(condition)
+        if op is None or not {"rows", "cols"} <= {axis.role for axis in condition.axes}:
+            return None
+        dtype = op.args[0].dtype
+        if dtype is DType.I64 and any(a in self.constants for a in op.args):
+            return None  # a literal would be taken for one of 32 bits
+        return choice_helper(op.op, dtype)
+
+    def chosen(self, condition: Value, x: str, y: str, axes: tuple[Axis, ...]) -> str:
+        """x where all parts of a condition hold, else y."""
+        for part in self.conjuncts(condition):
+            helper = self.choice(part)
+            if helper is None:
+                x = f"tl.where({_stripped(self.value(part, axes))}, {x}, {y})"
+                continue
+            self.helpers.add(helper)
+            a, b = (_stripped(self.value(v, axes)) for v in self.inlined[part].args)
+            x = f"{helper}({a}, {b}, {x}, {y})"
+        return x
 
     def dot(self, op: Dot) -> str:
         a, b = self.value(op.a), self.value(op.b)

@@ -107,6 +107,40 @@ def _mod(a, b):
     ),
 }
 
+# Comparisons of integers that may choose an element themselves: (condition code, type) in PTX. "within" is unsigned.
+_CHOICES = {
+    **{(op, DType.I32): (op, "s32") for op in ("lt", "le", "gt", "ge", "eq", "ne")},
+    **{(op, DType.I64): (op, "s64") for op in ("lt", "le", "gt", "ge", "eq", "ne")},
+    ("within", DType.I32): ("le", "u32"),
+}
+
+
+def choice_helper(op: str, dtype: DType) -> str | None:
+    """The helper (a, b, x, y) that is x where a comparison of a and b holds and y elsewhere; None where there is none.
+
+    x and y are f32. The conditions of a whole tile would otherwise be computed while its product runs, and wait for it packed in
+    registers: two instructions more for an element and condition, seen in the machine code for sm_90.
+    """
+    return f"_where_{'_'.join(_CHOICES[op, dtype])}" if (op, dtype) in _CHOICES else None
+
+
+def _choice(code: str, kind: str) -> Helper:
+    register = "l" if kind == "s64" else "r"
+    return Helper(
+        f"""
+@triton.jit
+def _where_{code}_{kind}(a, b, x, y):
+    # compares when x is there, not before: the conditions of a tile would take registers
+    return tl.inline_asm_elementwise(
+        "{{ .reg .pred p; setp.{code}.{kind} p, $2, $3; selp.f32 $0, $1, $4, p; }}",
+        "=f,f,{register},{register},f", [x, a, b, y], dtype=tl.float32, is_pure=True, pack=1
+    )
+"""
+    )
+
+
+HELPERS |= {f"_where_{code}_{kind}": _choice(code, kind) for code, kind in _CHOICES.values()}
+
 _INFIX = {
     "add": "+",
     "sub": "-",
