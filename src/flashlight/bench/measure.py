@@ -75,6 +75,23 @@ def _on_cpu(call: Callable[[], object], milliseconds: float) -> float:
             return statistics.median(times)
 
 
+def replayed(call: Callable[[], object]) -> Callable[[], object]:
+    """The call as a CUDA graph: what remains is the device's own time, as where a decoder replays its steps.
+
+    Raises what capturing raises (RuntimeError, mostly).
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
 def workspace(call: Callable[[], object], device: torch.device) -> float | None:
     """Peak memory in MiB that one call takes beyond its inputs and its result; None where the system does not say.
 

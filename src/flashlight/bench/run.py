@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -40,6 +40,7 @@ class Plan:
         jobs: processes that compile ahead and fill the compilers' caches; 0 for none.
         seconds: stop before a cell that would begin later than this; None for no limit.
         seed: of the inputs.
+        graphs: time replays of CUDA graphs, without what launching costs the host.
     """
 
     cells: Sequence[Cell]
@@ -50,12 +51,15 @@ class Plan:
     jobs: int = 0
     seconds: float | None = None
     seed: int = 0
+    graphs: bool = False
 
 
 def run(plan: Plan, console: Console) -> list[Row]:
     """Run the plan, print a line for each cell and the table at the end, leave the JSON and the plot."""
     begin = time.monotonic()
     facts = record.machine(plan.device)
+    if plan.graphs:
+        facts["timed"] = "replays of CUDA graphs"
     console.print(f"[bold]{facts['device']}[/]  torch {facts['torch']}  commit {facts['commit']}")
     kernels = _compile_ahead(plan, console, begin) if plan.jobs else {}
     ceilings = measure.limits(plan.device, {c.dtype for c in plan.cells})
@@ -113,7 +117,8 @@ def measure_cell(cell: Cell, plan: Plan, ceilings: measure.Limits) -> Row:
             used = measure.workspace(call, plan.device)
             if used is not None:
                 row.workspace[name] = round(used, 2)
-        times = measure.side_by_side(calls, device=plan.device, rounds=plan.rounds)
+        timed = _replayed(calls, row) if plan.graphs else calls
+        times = measure.side_by_side(timed, device=plan.device, rounds=plan.rounds)
         row.ms = {name: t.median for name, t in times.items()}
         row.spread = {name: (t.low, t.high) for name, t in times.items()}
         row.flops = variant.flops(cell.shape, args)
@@ -160,6 +165,18 @@ def _checked(name: str, cell: Cell, args: Args, ref: measure.Reference, row: Row
             row.notes[name] = f"error {row.error[name]:.2e}, allowed {ref.allowed:.2e}"
             return None
     return call
+
+
+def _replayed(calls: Mapping[str, Call], row: Row) -> dict[str, Callable[[], object]]:
+    """The calls as CUDA graphs; one that cannot be captured has its reason in the notes and no time."""
+    found: dict[str, Callable[[], object]] = {}
+    for name, call in calls.items():
+        try:
+            found[name] = measure.replayed(call)
+        except Exception as error:
+            row.notes[name] = f"no graph: {str(error).strip().splitlines()[0][:200]}"
+            torch.cuda.synchronize()
+    return found
 
 
 def _count(taken: Record) -> int | None:

@@ -41,6 +41,9 @@ def add(commands: Any) -> None:
         "--jobs", type=int, default=0, help="processes that compile ahead of the timing"
     )
     parser.add_argument("--seconds", type=float, default=None, help="begin no cell after this time")
+    parser.add_argument(
+        "--graphs", action="store_true", help="time replays of CUDA graphs: the device alone"
+    )
     parser.add_argument("--tune", default=None, help="off, quick or max: Flashlight's tuning")
     parser.add_argument("--list", action="store_true", help="print the cells and stop")
     parser.add_argument(
@@ -92,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
         rounds=args.rounds,
         jobs=args.jobs,
         seconds=args.seconds,
+        graphs=args.graphs and device == "cuda",
     )
     rows = run_plan(plan, out)
     return int(any("ours" in systems and not row.correct for row in rows))

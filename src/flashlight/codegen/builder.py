@@ -214,11 +214,17 @@ class Builder:
         single: bool = False,
         base: Value | None = None,
         end: Value | None = None,
+        key: tuple[object, ...] | None = None,
     ) -> tuple[Value, ...]:
         """A counted loop over `carried` (name, initial value, axes); `body` maps the index and the slots' values to the next ones.
 
-        Returns the slots' results. A loop known to be empty is not built.
+        Returns the slots' results. A loop known to be empty is not built, and one of a single slot not again where its `key` is
+        that of another whose result is in sight.
         """
+        if key is not None:
+            for known in reversed(self._scopes):
+                if key in known.numbers:
+                    return (known.numbers[key],)
         first, last = self.literal(lo), self.literal(hi)
         if lo is hi or (first is not None and last is not None and first >= last):
             return tuple(init for _, init, _ in carried)
@@ -246,6 +252,8 @@ class Builder:
             end=end,
         )
         self._scopes[-1].ops.append(op)
+        if key is not None:
+            (self._scopes[-1].numbers[key],) = (s.result for s in slots)
         return tuple(s.result for s in slots)
 
     def branch(

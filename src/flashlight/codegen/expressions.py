@@ -40,7 +40,7 @@ from flashlight.ir.exprs import (
 from flashlight.ir.monoids import SUM, Monoid
 from flashlight.ir.visit import free_dims, loads, substitute, walk
 from flashlight.rewrite.simplify import simplify
-from flashlight.rewrite.tile import power_of_two
+from flashlight.rewrite.tile import DEEP, DEEP_CHUNK, power_of_two
 
 WIDEST = 256  # a longer dim is contracted in chunks
 _CHUNK = 128
@@ -483,20 +483,76 @@ class Expressions:
             assert total is not None
             return self.builder.compute("add", acc, total)
         total = acc
-        for places, axis in self._chunks(node.dims, extents, ctx.places, placed):
-            inner = ctx.extended(places=places)
-            a, c = (self.product(side, inner, guarded) for side in sides)
-            a, c = self.operands(a, c, sides)
-            a, c = self._padded(a, axis, places, sides[0]), self._padded(c, axis, places, sides[1])
-            dtype = DType.F64 if a.dtype is DType.F64 else DType.F32
-            total = self.builder.dot(a, c, axis, dtype, total, hint="dot")
+        start = 0
+        if not placed and not self.exact and len(node.dims) == 1 and extents[0] > DEEP:
+            total = self._deep(node, extents[0] // DEEP_CHUNK, sides, ctx, guarded, acc)
+            start = extents[0] // DEEP_CHUNK * DEEP_CHUNK
+        for places, axis in self._chunks(node.dims, extents, ctx.places, placed, start):
+            total = self._dot_at(axis, sides, ctx.extended(places=places), guarded, total)
         assert total is not None
         return self.times(total, outside, ctx, guarded)
 
+    def _dot_at(
+        self,
+        axis: Axis,
+        sides: tuple[Sequence[Factor], Sequence[Factor]],
+        ctx: Context,
+        guarded: bool,
+        acc: Value | None,
+    ) -> Value:
+        """One dot along an axis of the contracted dims."""
+        a, c = (self.product(side, ctx, guarded) for side in sides)
+        a, c = self.operands(a, c, sides)
+        places = ctx.places
+        a, c = self._padded(a, axis, places, sides[0]), self._padded(c, axis, places, sides[1])
+        dtype = DType.F64 if a.dtype is DType.F64 else DType.F32
+        return self.builder.dot(a, c, axis, dtype, acc, hint="dot")
+
+    def _deep(
+        self,
+        node: Reduce,
+        count: int,
+        sides: tuple[Sequence[Factor], Sequence[Factor]],
+        ctx: Context,
+        guarded: bool,
+        acc: Value | None,
+    ) -> Value:
+        """The first `count` chunks of a contraction too deep for its operands to stay: both are fetched chunk after chunk."""
+        b = self.builder
+        (dim,) = node.dims
+        axis = self._chunk_axis(dim, DEEP_CHUNK)
+        unplaced = ctx.without(node.dims)
+        axes = b.ordered(a for side in sides for f in side for a in self.axes(f.expr, unplaced))
+        dtype = DType.F64 if dtype_of(node) is DType.F64 else DType.F32
+
+        def body(i: Value, slots: tuple[Value, ...]) -> Sequence[Value]:
+            places = ctx.places.copy()
+            at = b.compute("mul", i, b.constant(DEEP_CHUNK, DType.I32), hint=f"{dim.name}_at")
+            places.bind(dim, Place(axis, start=at))
+            places.bind_ok(axis, None)
+            inner = ctx.extended(places=places)
+            return (self._dot_at(axis, sides, inner, guarded, slots[0]),)
+
+        zero, end = b.constant(0, DType.I32), b.constant(count, DType.I32)
+        carried = [("dot", identity(b, SUM, dtype) if acc is None else acc, axes)]
+        key = ("deep", acc, *self._key(node, ctx, guarded))
+        return b.loop(f"{dim.name}_chunk", zero, end, "inner", axis, carried, body, key=key)[0]
+
+    def _key(self, node: Reduce, ctx: Context, guarded: bool) -> tuple[object, ...]:
+        """What the value of a reduction that runs as a loop depends on."""
+        placed = frozenset((d, ctx.places[d]) for d in free_dims(node) if d in ctx.places)
+        names = {load.buffer.name for load in loads(node)} & set(ctx.carried)
+        return (node, guarded, placed, frozenset((n, ctx.carried[n][1]) for n in names))
+
     def _chunks(
-        self, dims: tuple[Dim, ...], extents: Sequence[int], places: Places, placed: bool
+        self,
+        dims: tuple[Dim, ...],
+        extents: Sequence[int],
+        places: Places,
+        placed: bool,
+        start: int = 0,
     ) -> Iterable[tuple[Places, Axis]]:
-        """Places for the contracted dims: the axis they have (`placed`), one axis, or the chunks of a long dim."""
+        """Places for the contracted dims: the axis they have (`placed`), one axis, or the chunks of a long dim from `start` on."""
         if placed:
             (axis,) = {places[d].axis for d in dims}
             assert axis is not None
@@ -507,7 +563,6 @@ class Expressions:
             yield inner, self.bind_whole(inner, dims)
             return
         (dim,) = dims
-        start = 0
         while start < extents[0]:
             left = extents[0] - start
             end = left if self.exact else max(self.pads_dots, power_of_two(left))
@@ -617,7 +672,31 @@ class Expressions:
             raise unsupported(f"'{node.monoid}' over a wide inner dim")
         if count <= _UNROLLED:
             return self._unrolled(node, ctx, guarded)
+        if len(node.dims) == 1 and len(outer_axes) < 2 and not self.exact:
+            return self._in_chunks(node, count, ctx, guarded)
         return self._looped(node, ctx, guarded)
+
+    def _in_chunks(self, node: Reduce, count: int, ctx: Context, guarded: bool) -> Value:
+        """A long reduction of rows, a tile of them and of its dim after the other."""
+        b = self.builder
+        (dim,) = node.dims
+        axis = self._chunk_axis(dim, DEEP_CHUNK)
+        dtype = _accumulated(node.monoid, self._dtype(node.body))
+        axes = b.ordered(self.axes(node.body, ctx.without(node.dims)))
+        tail = count % DEEP_CHUNK != 0
+
+        def body(i: Value, slots: tuple[Value, ...]) -> Sequence[Value]:
+            places = ctx.places.copy()
+            at = b.compute("mul", i, b.constant(DEEP_CHUNK, DType.I32), hint=f"{dim.name}_at")
+            places.bind(dim, Place(axis, start=at, tail=tail))
+            places.bind_ok(axis, self._below(places.position(dim), dim) if tail else None)
+            value = self._fold(node, axis, ctx.extended(places=places), guarded)
+            return (combine(b, node.monoid, slots[0], b.cast(value, dtype)),)
+
+        zero, end = b.constant(0, DType.I32), b.constant(-(-count // DEEP_CHUNK), DType.I32)
+        carried = [("total", identity(b, node.monoid, dtype), axes)]
+        key = ("chunks", *self._key(node, ctx, guarded))
+        return b.loop(f"{dim.name}_chunk", zero, end, "inner", axis, carried, body, key=key)[0]
 
     def _folded(self, node: Reduce, ctx: Context, guarded: bool) -> Value:
         places = ctx.places.copy()
@@ -667,8 +746,9 @@ class Expressions:
             return (combine(b, node.monoid, slots[0], value),)
 
         zero, end = b.constant(0, DType.I32), self.typed_index(dim.extent, ctx, False)
-        init = identity(b, node.monoid, dtype)
-        return b.loop(f"{dim.name}_i", zero, end, "inner", None, [("total", init, axes)], body)[0]
+        carried = [("total", identity(b, node.monoid, dtype), axes)]
+        key = ("looped", *self._key(node, ctx, guarded))
+        return b.loop(f"{dim.name}_i", zero, end, "inner", None, carried, body, key=key)[0]
 
 
 def _is_product(expr: Expr) -> bool:

@@ -224,6 +224,8 @@ class _Lowering(TileStep):
         exact = self.schedule.exact
         ranges = self._positions if exact else self._ranges
         head, lo, full_lo, full_hi, hi = ranges(bounds, total, places)
+        if self.schedule.merged and bounds is not None:
+            full_lo = full_hi = hi
         ragged = not exact and not _divides(axis.block, total)
         values = [v for _, v, _ in carried]
         rest_is_ragged = bounds is None or simplify(bounds.full_hi) is total

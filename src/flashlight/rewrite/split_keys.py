@@ -28,6 +28,9 @@ from flashlight.ir.nests import Carry, Give, Loop, Pass, Program, Statement
 from flashlight.ir.visit import fresh_name, replace_loads, substitute
 from flashlight.rewrite.simplify import simplify
 
+NEARLY = 0.02
+"""Share of the device that may idle for the sake of more and shorter parts."""
+
 PART_MULTIPLE = 128
 """Parts are whole numbers of tiles of up to so many positions, so that no tile is cut."""
 
@@ -215,4 +218,11 @@ def parts_for(rows: int, length: int, units: int) -> int:
     if rows >= units or length < 4 * PART_MULTIPLE:
         return 1
     wanted = math.ceil(2 * units / max(rows, 1))
-    return max(1, min(wanted, length // (2 * PART_MULTIPLE), 64))
+    most = max(1, min(wanted, length // (2 * PART_MULTIPLE), 64))
+
+    def used(parts: int) -> float:
+        """Share of the device that is at work while the parts run, as many at once as there are units."""
+        return rows * parts / (math.ceil(rows * parts / units) * units)
+
+    best = max(map(used, range(1, most + 1)))
+    return next(p for p in range(most, 0, -1) if used(p) >= best - NEARLY)

@@ -85,6 +85,8 @@ class Schedule:
         skips: for each pass, a condition on rows and cols without which an element has nothing to do: tiles in which it holds
             nowhere are left out (decided by looking, where bounds cannot tell beforehand).
         exact: the emitter ends each tile where its dims or bounds end, so nothing is padded or masked for being past an end.
+        merged: run the tiles between the bounds as one loop that checks them all, instead of sparing the full ones in a loop of
+            their own: each loop fills its pipeline anew.
     """
 
     grid: tuple[Dim, ...]
@@ -101,6 +103,7 @@ class Schedule:
     bounds: tuple[Bounds | None, ...] = ()
     skips: tuple[Expr | None, ...] = ()
     exact: bool = False
+    merged: bool = False
 
     def __str__(self) -> str:
         def names(dims: tuple[Dim, ...]) -> str:
@@ -112,6 +115,7 @@ class Schedule:
                 " descending" if self.descending else "",
                 f" group {self.group}" if self.group > 1 else "",
                 " tma" if self.tma else "",
+                " merged" if self.merged else "",
             ]
         )
         return (
@@ -153,6 +157,12 @@ LONG = 4096
 """Positions to plan for where a size is not known, or changes from call to call."""
 
 
+DEEP = 1024
+"""Elements of a contraction beyond which a tile's operands are not held whole, but fetched anew in chunks for each tile."""
+
+DEEP_CHUNK = 64
+
+
 def extent_of(dim: Dim, hints: Mapping[str, int]) -> int:
     """The extent of a dim, sizes taken from `hints` (unknown sizes count as large)."""
     return max(1, evaluate(dim.extent, hints, unknown=LONG))
@@ -165,6 +175,11 @@ def planned_extent(dim: Dim, hints: Mapping[str, int]) -> int:
     """
     extent = extent_of(dim, hints)
     return extent if isinstance(dim.extent, Const) or extent < 16 else max(extent, LONG)
+
+
+def planned_sizes(hints: Mapping[str, int]) -> dict[str, int]:
+    """The sizes that a schedule is made for; see `planned_extent`."""
+    return {name: n if n < 16 else max(n, LONG) for name, n in hints.items()}
 
 
 def evaluate(expr: Expr, sizes: Mapping[str, int], unknown: int | None = None) -> int:
@@ -273,31 +288,49 @@ def _fetched_loads(loop: Loop) -> list[Load]:
 
 def with_bounds(
     schedule: Schedule, bounds: tuple[Bounds | None, ...], hints: Mapping[str, int]
-) -> Schedule:
-    """A schedule that skips what `bounds` exclude, the heaviest row tiles first."""
+) -> list[Schedule]:
+    """Schedules that skip what `bounds` exclude, the heaviest row tiles first; where sweeps are short, with one loop and with three."""
     if not any(bounds):
-        return schedule
-    descending = any(b is not None and _grows(b, schedule, hints) for b in bounds)
-    return replace(schedule, bounds=bounds, descending=descending)
+        return [schedule]
+    known = [b for b in bounds if b is not None]
+    descending = any(_grows(b, schedule, hints) for b in known)
+    found = replace(schedule, bounds=bounds, descending=descending)
+    if all(_is_short(b, schedule, hints) for b in known):
+        return [replace(found, merged=True), found]
+    return [found]
+
+
+SHORT = 8
+"""Tiles of columns up to which it may pay to check them all in one loop."""
+
+
+def _is_short(bounds: Bounds, schedule: Schedule, hints: Mapping[str, int]) -> bool:
+    """Whether the row tile in the middle has few tiles to sweep."""
+    if len(schedule.rows) != 1 or len(schedule.cols) != 1:
+        return False
+    count = extent_of(schedule.rows[0], hints)
+    length = _swept(bounds, schedule, hints, count // 2)
+    return length is not None and length <= SHORT * schedule.col_block
 
 
 def _grows(bounds: Bounds, schedule: Schedule, hints: Mapping[str, int]) -> bool:
     """Whether the last row tile has more to do than the first."""
     if len(schedule.rows) != 1 or len(schedule.cols) != 1:
         return False
+    count = extent_of(schedule.rows[0], hints)
+    block = min(schedule.row_block, count)
+    begin = _swept(bounds, schedule, hints, 0)
+    end = _swept(bounds, schedule, hints, count - block)
+    return begin is not None and end is not None and end > begin
+
+
+def _swept(bounds: Bounds, schedule: Schedule, hints: Mapping[str, int], start: int) -> int | None:
+    """Positions that the row tile at `start` sweeps; None where that depends on data."""
     (row,), (col,) = schedule.rows, schedule.cols
     count, extent = extent_of(row, hints), extent_of(col, hints)
-    block = min(schedule.row_block, count)
-
-    def length(start: int) -> int | None:
-        at = {first(row): start, last(row): start + block - 1}
-        low, high = (_position(e, at, hints) for e in (bounds.lo, bounds.hi))
-        if low is None or high is None:
-            return None
-        return min(high, extent) - max(low, 0)
-
-    begin, end = length(0), length(count - block)
-    return begin is not None and end is not None and end > begin
+    at = {first(row): start, last(row): start + min(schedule.row_block, count) - 1}
+    low, high = (_position(e, at, hints) for e in (bounds.lo, bounds.hi))
+    return None if low is None or high is None else min(high, extent) - max(low, 0)
 
 
 def _position(expr: Expr, at: Mapping[Dim, int], hints: Mapping[str, int]) -> int | None:
@@ -375,7 +408,7 @@ class Footprint:
     Attributes:
         accumulated: 32-bit words of carries per row.
         dots: contractions that score, in a tile.
-        single: words of a weight in the accumulating dots' operand type, per pair (0.5 for 16 bits).
+        single: words of a weight in the accumulating dots' operand type, per pair (0.5 for 16 bits, 0 without such dots).
         per_row: bytes of operands per row that stay for the whole loop.
         per_col: bytes fetched per column.
         per_pair: bytes fetched per pair (biases, masks).
@@ -388,6 +421,7 @@ class Footprint:
         row_count, col_count: extents, as planned for.
         accumulates: whether a carry has a whole dim.
         double: arithmetic in f64.
+        deep: whether a contraction's operands are fetched in chunks, those of the rows with them.
     """
 
     accumulated: int
@@ -406,6 +440,7 @@ class Footprint:
     col_count: int
     accumulates: bool
     double: bool
+    deep: bool
 
     @property
     def row_cap(self) -> int:
@@ -423,9 +458,13 @@ def _footprint(loop: Loop, base: Schedule, hints: Mapping[str, int]) -> Footprin
     rows, cols = set(base.rows), set(base.cols)
     per_row = per_col = per_pair = vectors = 0
     floats: set[DType] = set()
+    nodes = {n for c in loop.carries for n in walk(c.body)}
+    deep = {d for n in nodes if isinstance(n, Reduce) and (d := _deep_dim(n, hints))}
     for load in _fetched_loads(loop):
         dims = free_dims(load)
-        elements = _padded(dims - kept - looped, hints)
+        elements = _padded(dims - kept - looped - deep, hints)
+        if dims & deep:
+            elements *= DEEP_CHUNK
         size = elements * load.buffer.dtype.bits // 8
         if load.buffer.dtype.is_float and elements > 1:
             floats.add(load.buffer.dtype)
@@ -436,7 +475,6 @@ def _footprint(loop: Loop, base: Schedule, hints: Mapping[str, int]) -> Footprin
             vectors += -(-load.buffer.dtype.bits // 32) if elements == 1 else 0
         elif dims & rows:
             per_row += size
-    nodes = {n for c in loop.carries for n in walk(c.body)}
     pairs = [n for n in nodes if free_dims(n) & cols and free_dims(n) & rows]
     sums = [n for n in pairs if isinstance(n, Reduce)]
     elementwise = [n for n in sums if not _splits(n, rows, cols)]
@@ -445,7 +483,7 @@ def _footprint(loop: Loop, base: Schedule, hints: Mapping[str, int]) -> Footprin
     return Footprint(
         accumulated=sum(_padded(frozenset(c.dims) - kept, hints) for c in loop.carries),
         dots=len(sums) - len(elementwise),
-        single=0.5 if narrow else 2.0,
+        single=(0.5 if narrow else 2.0) if whole else 0.0,
         per_row=per_row,
         per_col=per_col,
         per_pair=per_pair,
@@ -466,7 +504,15 @@ def _footprint(loop: Loop, base: Schedule, hints: Mapping[str, int]) -> Footprin
         col_count=math.prod(planned_extent(d, hints) for d in base.cols),
         accumulates=bool(whole) or bool(sums),
         double=any(c.dtype is DType.F64 for c in loop.carries),
+        deep=bool(deep),
     )
+
+
+def _deep_dim(node: Reduce, hints: Mapping[str, int]) -> Dim | None:
+    """The dim of a contraction in chunks."""
+    dim = node.dims[0]
+    known = len(node.dims) == 1 and isinstance(dim.extent, Const)
+    return dim if known and extent_of(dim, hints) > DEEP else None
 
 
 def _splits(node: Reduce, rows: set[Dim], cols: set[Dim]) -> bool:
@@ -518,7 +564,15 @@ def _shapes(f: Footprint, points: int, device: Device) -> list[tuple[int, int, i
         return [(min(r, f.row_cap), min(c, col_cap), w, s) for r, c, w, s in shapes]
     narrow = [(64, 128, 4, 2), (64, 64, 4, 3), (128, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2)]
     wide = [(64, 64, 4, 3), (128, 128, 8, 3), (128, 64, 8, 3), (128, 128, 8, 2), (64, 128, 4, 2)]
-    if f.dots > 1:
+    if f.deep:
+        preferred = [
+            (128, 256, 8, 3),
+            (128, 256, 8, 4),
+            (128, 128, 8, 4),
+            (128, 128, 4, 3),
+            (64, 256, 4, 4),
+        ]
+    elif f.dots > 1:
         preferred = [(64, 64, 4, 3), (64, 64, 8, 3), (64, 64, 8, 2), (128, 64, 8, 2), *narrow]
     elif f.accumulated > 200:
         preferred = [(64, 64, 4, 2), (128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 8, 2), *wide]
@@ -531,7 +585,7 @@ def _shapes(f: Footprint, points: int, device: Device) -> list[tuple[int, int, i
     preferred = [*preferred, (64, 64, 8, 2), (64, 32, 4, 3), (64, 32, 8, 2), (32, 64, 4, 2)]
     preferred += [(32, 32, 4, 2), (16, 128, 4, 3), (16, 64, 4, 3), (16, 32, 4, 2), (16, 16, 4, 1)]
     most = f.row_cap
-    while most > 16 and points * -(-f.row_count // most) < device.units:
+    while most > 16 and points * -(-f.row_count // most) < device.units and not f.deep:
         most //= 2
     found: list[tuple[int, int, int, int]] = []
     for r, c, w, s in [x for x in preferred if x[0] <= most] + preferred:
@@ -564,4 +618,5 @@ def registers(f: Footprint, s: Schedule) -> int:
 def shared_bytes(f: Footprint, s: Schedule) -> int:
     """Estimated shared memory: row operands once, column and pair operands per stage."""
     staged = s.col_block * f.per_col + s.row_block * s.col_block * f.per_pair
-    return s.row_block * f.per_row + s.stages * staged + 1024
+    stays = s.row_block * f.per_row * (s.stages if f.deep else 1)
+    return stays + s.stages * staged + 1024

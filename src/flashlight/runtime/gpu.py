@@ -41,6 +41,7 @@ from flashlight.rewrite.tile import (
     fetched,
     instances,
     planned_extent,
+    planned_sizes,
     power_of_two,
     row_dims,
     with_bounds,
@@ -110,7 +111,8 @@ def schedules_for(
         return found
     inputs = frozenset(b.name for b in program.inputs)
     bounds = loop_bounds(loop, inputs, first.rows, first.cols[0])
-    return [with_bounds(s, bounds, hints) for s in found]
+    sizes = planned_sizes(hints)
+    return [one for s in found for one in with_bounds(s, bounds, sizes)]
 
 
 ACCUMULATED = 256

@@ -80,7 +80,7 @@ def variations(schedules: Sequence[Schedule], mode: Mode) -> list[Schedule]:
     return found
 
 
-_TUNED = ("row_block", "col_block", "warps", "stages", "tma", "group")
+_TUNED = ("row_block", "col_block", "warps", "stages", "tma", "group", "merged")
 
 
 def remembered(parts: Mapping[str, str], default: Schedule) -> Schedule | None:
