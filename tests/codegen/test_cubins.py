@@ -6,6 +6,7 @@ from collections.abc import Container
 
 import pytest
 
+from flashlight.codegen.lower import lower
 from flashlight.ir.text import parse_program
 from flashlight.rewrite.tile import AMPERE, HOPPER, Device
 from flashlight.runtime import gpu
@@ -58,7 +59,7 @@ TARGETS: dict[int, tuple[Device, tuple[str, ...]]] = {
 }
 
 
-def compiled(text: str, capability: int, ones: Container[str] = ()) -> Resources:
+def compiled(text: str, capability: int, ones: Container[str] = (), choice: int = 0) -> Resources:
     program = parse_program(text)
     device, _ = TARGETS[capability]
     (loop,) = program.loops
@@ -66,8 +67,9 @@ def compiled(text: str, capability: int, ones: Container[str] = ()) -> Resources
     step = gpu.Step.of(program, 0, schedules, "off")
     ranks = {b.name: len(b.shape) for b in step.kernel.reads}
     facts = gpu.Facts(tuple((n, ranks[n] - 1) for n in step.readable), False, "tf32")
-    source = step.source(step.schedules[0], step.kernel, facts)
-    return compile_kernel(source, step.kernel, step.schedules[0], capability, ones=ones)
+    schedule = step.schedules[choice]
+    plan = lower(loop, schedule, step.name)
+    return compile_kernel(step.source(schedule, plan, facts), plan, schedule, capability, ones=ones)
 
 
 @pytest.mark.parametrize("capability", TARGETS)
@@ -94,6 +96,14 @@ OF_SIZES = {
 @pytest.mark.parametrize("ones", ["S", "T", "ST"])
 @pytest.mark.parametrize("name", OF_SIZES)
 def test_sizes_of_one_are_constants(name: str, ones: str) -> None:
-    if (name, ones) == ("shifted", "T"):
-        pytest.skip("Triton 3.6's ptxas crashes; the tuner then takes another schedule.")
-    assert compiled(OF_SIZES[name], 90, ones).stack == 0
+    """Triton 3.6's ptxas crashes on some of these schedules; then the tuner takes the next one."""
+    from triton.runtime.errors import PTXASError
+
+    for choice in range(3):
+        try:
+            found = compiled(OF_SIZES[name], 90, ones, choice)
+        except PTXASError:
+            continue
+        assert found.stack == 0
+        return
+    pytest.fail("no schedule compiles")

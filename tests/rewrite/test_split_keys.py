@@ -96,6 +96,10 @@ program variance
 
 def test_parts_fill_the_device_and_stay_long() -> None:
     assert parts_for(rows=1000, length=16384, units=132) == 1
-    assert parts_for(rows=8, length=16384, units=132) == 33
+    assert parts_for(rows=8, length=16384, units=132) == 32  # of equal length
+    assert parts_for(rows=8, length=16383, units=132) == 33
+    assert (
+        parts_for(rows=64, length=16383, units=132) == 4
+    )  # 5 would leave half of a third wave idle
     assert parts_for(rows=1, length=1024, units=132) == 4
     assert parts_for(rows=1, length=300, units=132) == 1

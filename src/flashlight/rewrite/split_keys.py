@@ -31,6 +31,9 @@ from flashlight.rewrite.simplify import simplify
 NEARLY = 0.02
 """Share of the device that may idle for the sake of more and shorter parts."""
 
+UNEVEN = 0.1
+"""The same for parts of equal length, whose tiles need no checks and no loop of their own for the last ones."""
+
 PART_MULTIPLE = 128
 """Parts are whole numbers of tiles of up to so many positions, so that no tile is cut."""
 
@@ -225,4 +228,6 @@ def parts_for(rows: int, length: int, units: int) -> int:
         return rows * parts / (math.ceil(rows * parts / units) * units)
 
     best = max(map(used, range(1, most + 1)))
-    return next(p for p in range(most, 0, -1) if used(p) >= best - NEARLY)
+    even = [p for p in range(1, most + 1) if length % (p * PART_MULTIPLE) == 0]
+    good = [p for p in even if used(p) >= best - UNEVEN]
+    return max(good or (p for p in range(1, most + 1) if used(p) >= best - NEARLY))

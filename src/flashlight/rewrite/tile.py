@@ -140,6 +140,7 @@ class Device:
         shared: bytes of shared memory of a program instance.
         units: program instances that run at once (multiprocessors, cores).
         tma: whether tile descriptors exist.
+        cached: bytes that instances at work side by side may stream through the cache they share.
     """
 
     unit: Unit = "gpu"
@@ -147,6 +148,7 @@ class Device:
     shared: int = 227 * 1024
     units: int = 132
     tma: bool = True
+    cached: int = 16 << 20
 
 
 HOPPER = Device()
@@ -232,17 +234,31 @@ def default_schedule(loop: Loop, hints: Mapping[str, int], device: Device = HOPP
     return candidates(loop, hints, device)[0]
 
 
-def candidates(loop: Loop, hints: Mapping[str, int], device: Device = HOPPER) -> list[Schedule]:
-    """Tilings that are expected to fit, the preferred first; at least one."""
+def candidates(
+    loop: Loop, hints: Mapping[str, int], device: Device = HOPPER, swept: int | None = None
+) -> list[Schedule]:
+    """Tilings that are expected to fit, the preferred first; at least one.
+
+    Args:
+        loop: what is tiled.
+        hints: likely sizes.
+        device: what they must fit.
+        swept: positions of the tiled loop dim that a row tile sweeps where bounds leave out some; None for all.
+    """
     rows = row_dims(loop, hints)
     grid = tuple(d for d in loop.kept if d not in rows)
     outer, cols = _loop_dims(loop, hints)
     base = Schedule(grid, rows, 1, outer, cols, 1, tma=device.tma)
     footprint = _footprint(loop, base, hints)
+    length = (footprint.col_count if swept is None else swept) * _product(outer, hints)
+    points = _product(grid, hints)
     found: list[Schedule] = []
-    for row_block, col_block, warps, stages in _shapes(footprint, _product(grid, hints), device):
+    for (row_block, col_block, warps, stages), described in _choices(
+        footprint, points, length, device
+    ):
         trial = replace(base, row_block=row_block, col_block=col_block, warps=warps, stages=stages)
-        trial = replace(trial, tma=device.tma and _fetches_again(footprint, trial, hints))
+        tma = device.tma and described and _fetches_again(footprint, trial, hints)
+        trial = replace(trial, tma=tma)
         if trial not in found and _fits(footprint, trial, device):
             found.append(trial)
     if not found:
@@ -286,31 +302,48 @@ def _fetched_loads(loop: Loop) -> list[Load]:
     return [load for load in found if load.buffer.name not in own]
 
 
+SHORT = 512
+"""Positions of a sweep up to which tile descriptors do not pay for being made, nor loops of their own for full tiles."""
+
+
 def with_bounds(
-    schedule: Schedule, bounds: tuple[Bounds | None, ...], hints: Mapping[str, int]
+    schedule: Schedule, bounds: tuple[Bounds | None, ...], hints: Mapping[str, int], group: int = 1
 ) -> list[Schedule]:
-    """Schedules that skip what `bounds` exclude, the heaviest row tiles first; where sweeps are short, with one loop and with three."""
+    """Schedules that skip what `bounds` exclude, the heaviest row tiles of `group` grid points first; short sweeps also as one loop."""
     if not any(bounds):
         return [schedule]
     known = [b for b in bounds if b is not None]
     descending = any(_grows(b, schedule, hints) for b in known)
-    found = replace(schedule, bounds=bounds, descending=descending)
-    if all(_is_short(b, schedule, hints) for b in known):
+    found = replace(
+        schedule, bounds=bounds, descending=descending, group=group if descending else 1
+    )
+    length = swept(bounds, schedule, hints)
+    if length is not None and length <= SHORT:
         return [replace(found, merged=True), found]
     return [found]
 
 
-SHORT = 8
-"""Tiles of columns up to which it may pay to check them all in one loop."""
+def swept(
+    bounds: tuple[Bounds | None, ...], schedule: Schedule, hints: Mapping[str, int]
+) -> int | None:
+    """Positions that the row tile in the middle sweeps in its longest pass; None where that depends on data."""
+    if len(schedule.rows) != 1 or len(schedule.cols) != 1 or not all(bounds):
+        return None
+    middle = extent_of(schedule.rows[0], hints) // 2
+    lengths = [_swept(b, schedule, hints, middle) for b in bounds if b is not None]
+    return max((n for n in lengths if n is not None), default=None) if None not in lengths else None
 
 
-def _is_short(bounds: Bounds, schedule: Schedule, hints: Mapping[str, int]) -> bool:
-    """Whether the row tile in the middle has few tiles to sweep."""
-    if len(schedule.rows) != 1 or len(schedule.cols) != 1:
-        return False
-    count = extent_of(schedule.rows[0], hints)
-    length = _swept(bounds, schedule, hints, count // 2)
-    return length is not None and length <= SHORT * schedule.col_block
+def together(loop: Loop, schedule: Schedule, hints: Mapping[str, int], device: Device) -> int:
+    """Grid points whose columns the cache holds at once, a power of two."""
+    streamed = 0
+    for load in _fetched_loads(loop):
+        dims = free_dims(load)
+        if dims & set(schedule.cols) and not dims & set(schedule.rows):
+            own = tuple(d for d in dims if d not in schedule.grid)
+            streamed += _product(own, hints) * load.buffer.dtype.bits // 8
+    most = min(16, device.cached // max(1, streamed))
+    return 1 << max(0, most.bit_length() - 1)
 
 
 def _grows(bounds: Bounds, schedule: Schedule, hints: Mapping[str, int]) -> bool:
@@ -543,8 +576,12 @@ def _product(dims: tuple[Dim, ...], hints: Mapping[str, int]) -> int:
     return math.prod(extent_of(d, hints) for d in dims)
 
 
-def _shapes(f: Footprint, points: int, device: Device) -> list[tuple[int, int, int, int]]:
-    """(row_block, col_block, warps, stages), the preferred first.
+Shape = tuple[int, int, int, int]
+"""(row_block, col_block, warps, stages)."""
+
+
+def _shapes(f: Footprint, points: int, device: Device) -> list[Shape]:
+    """Shapes, the preferred first.
 
     The orders are those measured on an H200; a row tile is made smaller where the grid would not fill the device.
     """
@@ -562,16 +599,17 @@ def _shapes(f: Footprint, points: int, device: Device) -> list[tuple[int, int, i
     if not f.accumulates:
         shapes = [(16, 256, 4, 2), (4, 512, 4, 2), (32, 128, 4, 2), (1, 1024, 4, 2), (64, 64, 4, 2)]
         return [(min(r, f.row_cap), min(c, col_cap), w, s) for r, c, w, s in shapes]
-    narrow = [(64, 128, 4, 2), (64, 64, 4, 3), (128, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2)]
+    narrow = [
+        (64, 128, 4, 2),
+        (64, 64, 4, 2),
+        (64, 128, 4, 3),
+        (128, 64, 4, 3),
+        (64, 64, 4, 3),
+        (128, 64, 8, 3),
+    ]
     wide = [(64, 64, 4, 3), (128, 128, 8, 3), (128, 64, 8, 3), (128, 128, 8, 2), (64, 128, 4, 2)]
     if f.deep:
-        preferred = [
-            (128, 256, 8, 3),
-            (128, 256, 8, 4),
-            (128, 128, 8, 4),
-            (128, 128, 4, 3),
-            (64, 256, 4, 4),
-        ]
+        preferred = [(128, 256, 8, 4), (128, 256, 8, 3), (128, 128, 8, 4), (128, 128, 4, 3)]
     elif f.dots > 1:
         preferred = [(64, 64, 4, 3), (64, 64, 8, 3), (64, 64, 8, 2), (128, 64, 8, 2), *narrow]
     elif f.accumulated > 200:
@@ -584,15 +622,36 @@ def _shapes(f: Footprint, points: int, device: Device) -> list[tuple[int, int, i
         preferred = wide if f.per_col >= 512 else narrow
     preferred = [*preferred, (64, 64, 8, 2), (64, 32, 4, 3), (64, 32, 8, 2), (32, 64, 4, 2)]
     preferred += [(32, 32, 4, 2), (16, 128, 4, 3), (16, 64, 4, 3), (16, 32, 4, 2), (16, 16, 4, 1)]
+    return preferred
+
+
+def _choices(f: Footprint, points: int, length: int, device: Device) -> list[tuple[Shape, bool]]:
+    """(shape, whether descriptors may fetch its tiles), the preferred first: cut to the extents, those that fill the device first."""
+    found = [(shape, True) for shape in _shapes(f, points, device)]
+    if length <= SHORT and f.accumulates and not f.pair_width and not f.deep:
+        found = [(shape, False) for shape in _short_shapes(f)] + found
+    if f.pair_width or not f.accumulates:
+        return found
     most = f.row_cap
     while most > 16 and points * -(-f.row_count // most) < device.units and not f.deep:
         most //= 2
-    found: list[tuple[int, int, int, int]] = []
-    for r, c, w, s in [x for x in preferred if x[0] <= most] + preferred:
-        shape = (min(r, f.row_cap), min(c, col_cap), w, s)
-        if shape not in found:
-            found.append(shape)
-    return found
+    col_cap = max(16, power_of_two(f.col_count))
+    found = [x for x in found if x[0][0] <= most] + found
+    cut = [((min(r, f.row_cap), min(c, col_cap), w, s), d) for (r, c, w, s), d in found]
+    return list(dict.fromkeys(cut))
+
+
+def _short_shapes(f: Footprint) -> list[Shape]:
+    """Shapes for sweeps of few tiles."""
+    if f.per_pair and f.per_col >= 512:
+        shapes = [(64, 32, 4, 3), (64, 64, 4, 2)]
+    elif f.per_pair:
+        shapes = [(64, 64, 4, 3), (128, 32, 4, 2), (64, 64, 4, 2)]
+    elif f.per_col >= 512:
+        shapes = [(64, 64, 4, 2), (64, 64, 4, 3)]
+    else:
+        shapes = [(64, 64, 4, 3), (64, 64, 4, 2), (64, 128, 4, 2)]
+    return [*shapes, (32, 64, 4, 2), (16, 64, 4, 3)]
 
 
 def _fits(f: Footprint, s: Schedule, device: Device) -> bool:

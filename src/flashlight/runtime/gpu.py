@@ -44,6 +44,8 @@ from flashlight.rewrite.tile import (
     planned_sizes,
     power_of_two,
     row_dims,
+    swept,
+    together,
     with_bounds,
 )
 from flashlight.runtime import cache
@@ -111,8 +113,12 @@ def schedules_for(
         return found
     inputs = frozenset(b.name for b in program.inputs)
     bounds = loop_bounds(loop, inputs, first.rows, first.cols[0])
+    if not any(bounds):
+        return found
     sizes = planned_sizes(hints)
-    return [one for s in found for one in with_bounds(s, bounds, sizes)]
+    group = together(loop, first, sizes, device)
+    found = candidates(loop, hints, device, swept(bounds, first, sizes))
+    return [one for s in found for one in with_bounds(s, bounds, sizes, group)]
 
 
 ACCUMULATED = 256
@@ -166,11 +172,17 @@ def with_split_keys(program: Program, hints: Mapping[str, int], device: Device) 
     for loop in program.loops:
         if why_not_split(loop) is not None:
             continue
-        schedule = candidates(loop, hints, device)[0]
+        # Row tiles as they are on a small device, which need not be cut to fill it; halves of them do less harm than parts.
+        schedule = candidates(loop, hints, replace(device, units=1))[0]
+        filled = instances(schedule, hints, planned_extent)
+        if (
+            schedule.row_block > candidates(loop, hints, device)[0].row_block
+            and 2 * filled >= device.units
+        ):
+            continue
         col = max(loop.loop, key=lambda d: extent_of(d, hints))
         length = math.prod(planned_extent(d, hints) for d in loop.loop)
-        parts = parts_for(instances(schedule, hints, planned_extent), length, device.units)
-        parts = min(parts, planned_extent(col, hints))
+        parts = min(parts_for(filled, length, device.units), planned_extent(col, hints))
         if parts > 1:
             program = split_keys(program, loop, parts, col)
     return program
@@ -280,7 +292,8 @@ class Step:
         loop = program.loops[number]
         name = kernel_names(program)[number]
         kernel = lower(loop, schedules[0], name)
-        readable = tuple(sorted(descriptor_candidates(kernel))) if schedules[0].tma else ()
+        described = any(s.tma for s in schedules)
+        readable = tuple(sorted(descriptor_candidates(kernel))) if described else ()
         text = print_statement(loop)
         return Step(loop, name, text, tuple(schedules), kernel, readable, tiled_axes(kernel), mode)
 

@@ -15,7 +15,7 @@ from flashlight.rewrite.tile import Schedule
 from flashlight.runtime import cache
 
 Mode = Literal["off", "quick", "max"]
-HOW_MANY = {"off": 5, "quick": 5, "max": 40}
+HOW_MANY = {"off": 5, "quick": 6, "max": 40}
 """Schedules that are run at most: without tuning, until one spills nothing that matters."""
 
 FEW_SPILLS = 32

@@ -5,7 +5,7 @@
 #   carry l (b, h, q) f32: sum exp(s - ~m) moves exp(-m)
 #   carry A (b, h, q, e) f32: sum exp(s - ~m) * V[b, h, k, e] moves exp(-m)
 #   give O (b, h, q, e) f16 = A / l
-# with grid (b, h) rows (q) x 64 cols (k) x 128 warps 4 stages 2 descending tma
+# with grid (b, h) rows (q) x 64 cols (k) x 128 warps 4 stages 2 descending group 16 tma
 import triton
 import triton.language as tl
 
@@ -24,10 +24,13 @@ def fused_max_sum2(
     Q, K, V, O, Q_s0, Q_s1, Q_s2, Q_s3, K_s0, K_s1, K_s2, V_s0, V_s1, V_s2, O_s0, O_s1, O_s2, O_s3,
 ):
     pid = tl.program_id(0)
-    row_tile = 64 - 1 - (pid % 64)
-    rest = pid // 64
-    h = rest % 16
-    rest = rest // 16
+    first = pid // (16 * 64) * 16
+    members = tl.minimum(4 * 16 - first, 16)
+    within = pid % (16 * 64)
+    row_tile = 64 - 1 - within // members
+    point = first + within % members
+    h = point % 16
+    rest = point // 16
     b = rest
     row_start = row_tile * 64
     rows_at = tl.arange(0, 64)
