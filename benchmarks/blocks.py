@@ -140,11 +140,11 @@ def measure(name: str, device: torch.device, *, small: bool) -> dict[str, Any]:
         net, inputs = BLOCKS[name].build(small)
     net = drawn(net)
     exact = [t.float() for t in pytree.tree_leaves(net(**inputs)) if isinstance(t, Tensor)]
-    for p in (
-        net.parameters()
-    ):  # not the buffers: rotary frequencies of 16 bits would be the only error to be seen
-        p.data = p.data.to(torch.bfloat16)
-    inputs = {k: t.to(torch.bfloat16) if t.is_floating_point() else t for k, t in inputs.items()}
+    # Not the buffers: rotary frequencies of 16 bits would be the only error to be seen.
+    for p in net.parameters():
+        p.data = p.data.to(dtype)
+    inputs = {k: t.to(dtype) if t.is_floating_point() else t for k, t in inputs.items()}
+    torch.set_float32_matmul_precision("high")
     systems = {
         "eager": net,
         "torch.compile": torch.compile(net),
