@@ -77,7 +77,7 @@ def _beyond() -> list[Cell]:
     one = [(1, 16384), (16, 16384), (64, 4096)]
     tokens = Shape(1, 1, 1, 8192, 4096, keys=128256)
     return [
-        *(Cell("invariant_points", Shape(1, 12, 12, n, 16), torch.float32) for n in (256, 768)),
+        *(Cell("invariant_points", Shape(1, 12, 12, n, 16), BRAIN) for n in (256, 768)),
         *_triangle(),
         Cell("triangle_starting", Shape(1, 4, 4, 512, 32), BRAIN),
         *(Cell("decode", Shape(b, 32, 8, 1, 128, keys=t), BRAIN) for b, t in one),
