@@ -8,13 +8,9 @@ from itertools import groupby
 from flashlight.codegen.blocks import Axis, GridDim, Kernel, Subscript, Value, walk
 from flashlight.codegen.blocks import Fetch as FetchOp
 from flashlight.codegen.builder import Builder
-from flashlight.codegen.exponents import (
-    prepare,
-)
-from flashlight.codegen.expressions import (
-    Context,
-)
+from flashlight.codegen.exponents import prepare
 from flashlight.codegen.places import Place, Places, interval
+from flashlight.codegen.reductions import Context
 from flashlight.codegen.sharing import share_dims
 from flashlight.codegen.tile_step import TileStep, expressions_of, product_of
 from flashlight.ir.dtypes import DType

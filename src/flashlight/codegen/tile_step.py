@@ -19,14 +19,10 @@ from flashlight.codegen.exponents import (
     scale_of,
     where_known,
 )
-from flashlight.codegen.expressions import (
-    Context,
-    Expressions,
-    combine,
-    identity,
-)
+from flashlight.codegen.expressions import Expressions
 from flashlight.codegen.factors import Factor, factors_of, is_load
 from flashlight.codegen.places import Places
+from flashlight.codegen.reductions import Context, combine, identity
 from flashlight.ir.dtypes import DType
 from flashlight.ir.exprs import (
     ONE,
