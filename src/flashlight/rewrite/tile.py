@@ -644,9 +644,9 @@ def _choices(f: Footprint, points: int, length: int, device: Device) -> list[tup
 def _short_shapes(f: Footprint) -> list[Shape]:
     """Shapes for sweeps of few tiles."""
     if f.per_pair and f.per_col >= 512:
-        shapes = [(64, 32, 4, 3), (64, 64, 4, 2)]
+        shapes = [(64, 32, 4, 3), (64, 32, 4, 4), (64, 64, 4, 2)]
     elif f.per_pair:
-        shapes = [(64, 64, 4, 3), (128, 32, 4, 2), (64, 64, 4, 2)]
+        shapes = [(64, 64, 4, 3), (128, 32, 4, 2), (128, 32, 4, 3), (64, 64, 4, 2)]
     elif f.per_col >= 512:
         shapes = [(64, 64, 4, 2), (64, 64, 4, 3)]
     else:
