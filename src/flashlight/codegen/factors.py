@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flashlight.codegen.blocks import Value
@@ -51,6 +51,22 @@ def factors_of(expr: Expr, guarded: bool = False) -> list[Factor]:
             return [*factors_of(a, True), Factor(condition, guarded=guarded, selects=True)]
         case _:
             return [Factor(expr, guarded=guarded)]
+
+
+def parted(
+    factors: Sequence[Factor], varies: Callable[[Expr], bool]
+) -> tuple[list[Factor], list[Factor]]:
+    """(those that multiply a sum once, those inside it), by what varies along the sum.
+
+    What stands under a condition that varies stays inside: where the condition holds nowhere the sum is 0, and not 0 times what may
+    be infinite, or over what may be 0.
+    """
+    selected = any(f.selects and varies(f.expr) for f in factors)
+
+    def stays(f: Factor) -> bool:
+        return varies(f.expr) or (selected and f.guarded and not isinstance(f.expr, Const))
+
+    return [f for f in factors if not stays(f)], [f for f in factors if stays(f)]
 
 
 def _is_flat(expr: Expr) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from flashlight.codegen.blocks import Axis, Value
 from flashlight.codegen.builder import Builder, unsupported
-from flashlight.codegen.factors import Factor, dot_dtype, factors_of, is_load
+from flashlight.codegen.factors import Factor, dot_dtype, factors_of, is_load, parted
 from flashlight.codegen.places import Place, Places
 from flashlight.ir.dtypes import DType, promote
 from flashlight.ir.exprs import Const, Dim, Expr, Index, Reduce, dtype_of
@@ -202,9 +202,7 @@ class Reductions(ABC):
     ) -> Value | None:
         """The sum as one dot, or a chain of dots over chunks; None if its factors do not split in two."""
         bound = frozenset(node.dims)
-        factors = factors_of(node.body)
-        outside = [f for f in factors if not free_dims(f.expr) & bound]
-        inside = [f for f in factors if free_dims(f.expr) & bound]
+        outside, inside = parted(factors_of(node.body), lambda e: bool(free_dims(e) & bound))
         placed = self._reads_along(node, ctx)
         sides = self._sides(inside, ctx if placed else ctx.without(node.dims), node.dims)
         if sides is None:
@@ -339,7 +337,10 @@ class Reductions(ABC):
         if len(groups) != 2 or any(len(axes) != 1 for axes, _ in groups):
             return None
         groups.sort(key=lambda g: self.builder.axes.index(next(iter(g[0]))))
-        return free + groups[0][1], groups[1][1]
+        left, right = groups[0][1], groups[1][1]
+        if any(f.selects for f in right) and not any(f.selects for f in left):
+            return left, free + right
+        return free + left, right
 
     def axes(self, expr: Expr, ctx: Context) -> frozenset[Axis]:
         """Tile axes of an expression's value, those of carries it reads included."""

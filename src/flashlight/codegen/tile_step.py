@@ -20,7 +20,7 @@ from flashlight.codegen.exponents import (
     where_known,
 )
 from flashlight.codegen.expressions import Expressions
-from flashlight.codegen.factors import Factor, factors_of, is_load
+from flashlight.codegen.factors import Factor, factors_of, is_load, parted
 from flashlight.codegen.places import Places
 from flashlight.codegen.reductions import Context, combine, identity
 from flashlight.ir.dtypes import DType
@@ -326,9 +326,7 @@ class TileStep:
     def _dot(self, c: Carry, moved: Value, ctx: Context) -> Value | None:
         assert self.cols is not None
         b, cols, ex = self.b, self.cols, self.ex
-        factors = factors_of(c.body)
-        outside = [f for f in factors if cols not in ex.axes(f.expr, ctx)]
-        inside = [f for f in factors if f not in outside]
+        outside, inside = parted(factors_of(c.body), lambda e: cols in ex.axes(e, ctx))
         left: list[Factor] = []
         right: list[Factor] = []
         free: list[Factor] = []
