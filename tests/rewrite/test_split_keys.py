@@ -92,6 +92,10 @@ program variance
   output y
 """)
     assert "shifts" in (why_not_split(variance.loops[0]) or "")
+    constant = parse_program(
+        "program p\n  dim k: 8\n  loop (| k)\n    give y () f32 = 0.0\n  output y\n"
+    )
+    assert "nothing" in (why_not_split(constant.loops[0]) or "")
 
 
 def test_parts_fill_the_device_and_stay_long() -> None:

@@ -45,6 +45,8 @@ def why_not_split(loop: Loop) -> str | None:
     """
     if len(loop.passes) != 1 or not loop.loop:
         return "The loop has more than one pass, or no dim."
+    if not loop.carries:
+        return "The loop reduces nothing."
     for carry in loop.carries:
         if carry.shifts:
             return f"Carry '{carry.name}' moves by shifts."
