@@ -628,21 +628,23 @@ def _shapes(f: Footprint, points: int, device: Device) -> list[Shape]:
 def _choices(f: Footprint, points: int, length: int, device: Device) -> list[tuple[Shape, bool]]:
     """(shape, whether descriptors may fetch its tiles), the preferred first: cut to the extents, those that fill the device first."""
     found = [(shape, True) for shape in _shapes(f, points, device)]
-    if length <= SHORT and f.accumulates and not f.pair_width and not f.deep:
-        found = [(shape, False) for shape in _short_shapes(f)] + found
     if f.pair_width or not f.accumulates:
         return found
     most = f.row_cap
     while most > 16 and points * -(-f.row_count // most) < device.units and not f.deep:
         most //= 2
+    if length <= SHORT and not f.deep:
+        found = [(shape, False) for shape in _short_shapes(f, most)] + found
     col_cap = max(16, power_of_two(f.col_count))
     found = [x for x in found if x[0][0] <= most] + found
     cut = [((min(r, f.row_cap), min(c, col_cap), w, s), d) for (r, c, w, s), d in found]
     return list(dict.fromkeys(cut))
 
 
-def _short_shapes(f: Footprint) -> list[Shape]:
-    """Shapes for sweeps of few tiles."""
+def _short_shapes(f: Footprint, most: int) -> list[Shape]:
+    """Shapes for sweeps of few tiles, with row tiles of `most` where larger ones do not fill the device."""
+    if most < 64:
+        return [(32, 64, 4, 2), (16, 64, 4, 3)]
     if f.per_pair and f.per_col >= 512:
         shapes = [(64, 32, 4, 3), (64, 32, 4, 4), (64, 64, 4, 2)]
     elif f.per_pair:
@@ -651,7 +653,7 @@ def _short_shapes(f: Footprint) -> list[Shape]:
         shapes = [(64, 64, 4, 2), (64, 64, 4, 3)]
     else:
         shapes = [(64, 64, 4, 3), (64, 64, 4, 2), (64, 128, 4, 2)]
-    return [*shapes, (32, 64, 4, 2), (16, 64, 4, 3)]
+    return shapes
 
 
 def _fits(f: Footprint, s: Schedule, device: Device) -> bool:

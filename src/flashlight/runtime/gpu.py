@@ -32,6 +32,7 @@ from flashlight.rewrite.split_keys import parts_for, split_keys, why_not_split
 from flashlight.rewrite.tile import (
     AMPERE,
     HOPPER,
+    SHORT,
     Bounds,
     Device,
     Schedule,
@@ -55,6 +56,9 @@ from flashlight.runtime.types import TORCH_TYPES
 
 SHORTEST = 512
 """Rows and columns from which it pays to find out first which tiles a mask of data leaves."""
+
+NEARLY_FULL = 0.9
+"""Share of the device from which on it counts as filled."""
 
 SHARED = 4
 """Score matrices that one dense mask serves from which it pays to read it first."""
@@ -172,16 +176,17 @@ def with_split_keys(program: Program, hints: Mapping[str, int], device: Device) 
     for loop in program.loops:
         if why_not_split(loop) is not None:
             continue
-        # Row tiles as they are on a small device, which need not be cut to fill it; halves of them do less harm than parts.
-        schedule = candidates(loop, hints, replace(device, units=1))[0]
-        filled = instances(schedule, hints, planned_extent)
-        if (
-            schedule.row_block > candidates(loop, hints, device)[0].row_block
-            and 2 * filled >= device.units
-        ):
-            continue
-        col = max(loop.loop, key=lambda d: extent_of(d, hints))
+        # Row tiles as they are on a small device, which need not be cut to fill it.
+        whole = candidates(loop, hints, replace(device, units=1))[0]
+        filled = instances(whole, hints, planned_extent)
         length = math.prod(planned_extent(d, hints) for d in loop.loop)
+        cuts = whole.row_block // candidates(loop, hints, device)[0].row_block
+        if (
+            cuts > 1
+            and min(cuts, 2 if length > 2 * SHORT else 4) * filled >= NEARLY_FULL * device.units
+        ):
+            continue  # row tiles cut in halves or quarters do less harm than parts
+        col = max(loop.loop, key=lambda d: extent_of(d, hints))
         parts = min(parts_for(filled, length, device.units), planned_extent(col, hints))
         if parts > 1:
             program = split_keys(program, loop, parts, col)
