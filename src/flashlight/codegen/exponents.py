@@ -274,10 +274,19 @@ def _is_alone(expr: Expr) -> bool:
     match expr:
         case Unary("log" | "log2" | "log1p", _):
             return False
-        case Unary("exp", Binary("sub", a, b)) if a is not b and anchored(b) is a:
+        case Unary("exp", x) if final_of(x) is not None:
             return True
         case _:
             return any(map(_is_alone, children(expr)))
+
+
+def final_of(exponent: Expr) -> Expr | None:
+    """t, if an exponent is ~t - t: that of a sum relative to a finite reference which becomes one relative to t."""
+    match exponent:
+        case Binary("sub", a, b) if a is not b and anchored(b) is a:
+            return b
+        case _:
+            return None
 
 
 def is_huge(score: Expr, loop: Loop) -> bool:

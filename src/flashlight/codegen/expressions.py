@@ -8,7 +8,7 @@ import math
 from flashlight.codegen.between import ranges_in
 from flashlight.codegen.blocks import Value
 from flashlight.codegen.builder import Builder, unsupported
-from flashlight.codegen.exponents import Scaled, where_known
+from flashlight.codegen.exponents import Scaled, final_of, where_known
 from flashlight.codegen.places import fits_i32, interval
 from flashlight.codegen.reductions import Context, Reductions
 from flashlight.codegen.separate import (
@@ -178,10 +178,20 @@ class Expressions(Reductions):
         dtype = dtype_of(expr)
         return DType.I32 if dtype is DType.I64 and fits_i32(expr) else dtype
 
+    def _is_finite(self, value: Value) -> Value:
+        size = self.builder.compute("abs", value)
+        return self.builder.compute("lt", size, self.builder.constant(math.inf, value.dtype))
+
     def _unary(self, expr: Unary, op: str, x: Expr, ctx: Context, guarded: bool) -> Value:
         b = self.builder
         dtype = self.dtype_in(expr)
         match op:
+            case "exp" if (final := final_of(x)) is not None:
+                # A difference of two like products is not 0 where only one of them is rounded.
+                value = self.typed(final, dtype, ctx, guarded)
+                zero = b.constant(0.0, dtype)
+                exponent = b.compute("select", self._is_finite(value), zero, b.compute("neg", value))
+                return b.compute("exp", exponent)
             case "exp" if dtype is DType.F32 and _is_relative(x):
                 exponent = self._exponent(x, ctx, guarded)
                 if exponent is None:
@@ -195,9 +205,8 @@ class Expressions(Reductions):
                 return b.compute("minnum", value, b.constant(most, dtype), hint="ref")
             case "anchor":
                 value = self.typed(x, dtype, ctx, guarded)
-                size = b.compute("abs", value)
-                finite = b.compute("lt", size, b.constant(math.inf, dtype))
-                return b.compute("select", finite, value, b.constant(0.0, dtype), hint="ref")
+                zero = b.constant(0.0, dtype)
+                return b.compute("select", self._is_finite(value), value, zero, hint="ref")
             case "isnan" | "isinf":
                 value = self.value(x, ctx, guarded)
                 value = b.cast(value, value.dtype.compute)

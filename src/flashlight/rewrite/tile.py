@@ -159,6 +159,9 @@ LONG = 4096
 """Positions to plan for where a size is not known, or changes from call to call."""
 
 
+NEARLY_FULL = 0.9
+"""Share of a device's units that must be at work for it to count as filled."""
+
 DEEP = 1024
 """Elements of a contraction beyond which a tile's operands are not held whole, but fetched anew in chunks for each tile."""
 
@@ -631,7 +634,8 @@ def _choices(f: Footprint, points: int, length: int, device: Device) -> list[tup
     if f.pair_width or not f.accumulates:
         return found
     most = f.row_cap
-    while most > 16 and points * -(-f.row_count // most) < device.units and not f.deep:
+    enough = NEARLY_FULL * device.units
+    while most > 16 and points * -(-f.row_count // most) < enough and not f.deep:
         most //= 2
     if length <= SHORT and not f.deep:
         found = [(shape, False) for shape in _short_shapes(f, most)] + found

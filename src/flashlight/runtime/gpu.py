@@ -32,6 +32,7 @@ from flashlight.rewrite.split_keys import parts_for, split_keys, why_not_split
 from flashlight.rewrite.tile import (
     AMPERE,
     HOPPER,
+    NEARLY_FULL,
     SHORT,
     Bounds,
     Device,
@@ -56,9 +57,6 @@ from flashlight.runtime.types import TORCH_TYPES
 
 SHORTEST = 512
 """Rows and columns from which it pays to find out first which tiles a mask of data leaves."""
-
-NEARLY_FULL = 0.9
-"""Share of the device from which on it counts as filled."""
 
 SHARED = 4
 """Score matrices that one dense mask serves from which it pays to read it first."""
