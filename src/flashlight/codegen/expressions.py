@@ -190,8 +190,8 @@ class Expressions(Reductions):
                 # A difference of two like products is not 0 where only one of them is rounded.
                 value = self.typed(final, dtype, ctx, guarded)
                 zero = b.constant(0.0, dtype)
-                exponent = b.compute("select", self._is_finite(value), zero, b.compute("neg", value))
-                return b.compute("exp", exponent)
+                left = b.compute("select", self._is_finite(value), zero, b.compute("neg", value))
+                return b.compute("exp", left)
             case "exp" if dtype is DType.F32 and _is_relative(x):
                 exponent = self._exponent(x, ctx, guarded)
                 if exponent is None:
