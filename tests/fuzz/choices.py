@@ -9,6 +9,7 @@ from typing import Any
 
 SIZES = (4, 1, 2, 3, 5, 7, 8, 16, 17, 24, 33, 47, 64, 70)
 WIDTHS = (4, 1, 2, 3, 8, 16, 20, 33)
+REACHES = (2, 1, 5, 19, 40, 70)  # of windows, prefixes, late starts
 
 FEATURES: Mapping[str, tuple[Any, ...]] = {
     "two": ("one", "difference", "difference_of_weights", "two_values", "two_masks", "added"),
@@ -31,7 +32,9 @@ FEATURES: Mapping[str, tuple[Any, ...]] = {
         *("none", "causal", "bottom_right", "window", "band", "prefix", "ids", "ids_causal"),
         *("lengths", "dense", "dense_full", "additive", "blocks", "dilated", "head_window", "ranges"),
         *("starts", "ones_triu", "several", "dense_heads", "sorted_ids"),
+        *("after", "late_window", "late_rows", "left_padding", "late_dense"),
     ),
+    "reach": REACHES,
     "fill": ("-inf", "min", "-1e9", "-1e4"),
     "masking": (
         *("masked_fill", "where", "add", "multiply_late", "float_times_fill", "log_of_mask", "chain"),
@@ -43,7 +46,10 @@ FEATURES: Mapping[str, tuple[Any, ...]] = {
     ),
     "cap": ("none", "tanh", "temperature", "square", "clamp", "row_temperature"),
     "order": ("plain", "mask_first", "cap_first", "bias_last"),
-    "scale": ("on_scores", "none", "on_queries", "divided", "both_roots", "on_keys", "learned"),
+    "scale": (
+        *("on_scores", "none", "on_queries", "divided", "both_roots", "on_keys", "learned"),
+        *("odd", "odd_on_queries", "negative"),
+    ),
     "prepare": (
         *("none", "rotated", "normalised", "unit", "feature_map", "memory_keys", "flipped"),
         *("prefix_keys", "null_key", "shared_features", "quantised", "padded"),
@@ -72,7 +78,7 @@ FEATURES: Mapping[str, tuple[Any, ...]] = {
 
 # How often the plainest choice is taken; others share the rest.
 PLAIN = {
-    "two": 0.8, "extra": 0.65, "epilogue": 0.55, "weights": 0.3, "mask": 0.25, "fill": 0.6, "masking": 0.5, "bias": 0.5,
+    "two": 0.8, "extra": 0.65, "epilogue": 0.55, "weights": 0.3, "mask": 0.25, "reach": 0.5, "fill": 0.6, "masking": 0.5, "bias": 0.5,
     "cap": 0.7, "order": 0.75, "scale": 0.4, "prepare": 0.7, "layout": 0.4, "scores": 0.5, "product": 0.55, "sharing": 0.4,
     "values": 0.65, "dynamic": 0.85, "dtype": 0.5, "B": 0.4, "H": 0.3, "G": 0.55, "T": 0.6, "E": 0.7,
 }  # fmt: skip
@@ -88,6 +94,7 @@ class Choices:
     epilogue: str
     weights: str
     mask: str
+    reach: int
     fill: str
     masking: str
     bias: str
@@ -135,13 +142,34 @@ class Choices:
 
 
 def random_choices(seed: int) -> Choices:
-    """The program of a seed."""
-    rng = random.Random(seed)
+    """The program of a seed. Each feature has numbers of its own, so that a new one leaves the others as they were."""
     found: dict[str, Any] = {}
     for name, options in FEATURES.items():
+        rng = random.Random(f"{seed} {name}")
         plain = rng.random() < PLAIN.get(name, 0.1)
         found[name] = options[0] if plain else rng.choice(options)
     return legal(Choices(seed=seed, **found))
+
+
+LENGTHS = (97, 1, 3, 17, 33, 48, 64, 70, 100, 128, 130, 150)
+LATE = (
+    *("after", "late_window", "late_rows", "left_padding", "late_dense"),
+    *("sorted_ids", "ranges", "lengths", "causal", "window"),
+)
+
+
+def tile_choices(seed: int) -> Choices:
+    """The program of a seed with lengths of several tiles and few heads, and more often a mask of whole tiles and rows of whole words."""
+    c = random_choices(seed)
+    rng = random.Random(f"{seed} tiles")
+    c = replace(c, S=rng.choice(LENGTHS), T=c.T and rng.choice(LENGTHS), B=min(c.B, 2))
+    c = replace(c, H=min(c.H, 2), G=1 if c.H > 1 else min(c.G, 2))
+    if rng.random() < 0.5:
+        c = replace(c, mask=rng.choice(LATE), reach=rng.choice((5, 19, 40, 70)))
+    if rng.random() < 0.5:  # rows that descriptors can read
+        c = replace(c, D=rng.choice((8, 16, 32)), E=0)
+    c = legal(c)
+    return replace(c, S=97, T=c.T and 131) if c.dynamic else c  # primes still
 
 
 def legal(c: Choices) -> Choices:
@@ -162,6 +190,8 @@ def legal(c: Choices) -> Choices:
         c = replace(c, T=0, prepare="none" if c.more_keys else c.prepare)
     if c.masking == "multiply_late" and c.weights not in ("sigmoid", "relu_squared", "bare"):
         c = replace(c, masking="where")
+    if c.masking == "multiply_late" and c.values == "nan":
+        c = replace(c, values="plain")  # nobody computes what is multiplied by 0 all over a tile
     if c.weights in ("sigmoid", "relu_squared", "bare", "relu_normalised"):
         c = replace(c, extra="column_sums" if c.extra != "none" else "none")
         if c.weights == "bare":  # a filled score would drown all others

@@ -1,5 +1,5 @@
 """Judges one program as `tests.support.oracle` does. Three ways, each slower: loops executed in Python, C++ kernels between eager ops,
-and torch.compile."""
+and torch.compile. A fourth is `tests.fuzz.interpreted`: Triton kernels between eager ops."""
 
 from __future__ import annotations
 
@@ -40,12 +40,14 @@ class Verdict:
         regions: how many became kernels.
         standing: whether a product with more elements than all inputs and outputs is left.
         refusals: their codes.
+        schedules: of the kernels, where they were drawn.
     """
 
     failure: str = ""
     regions: int = 0
     standing: bool = False
     refusals: list[str] = field(default_factory=list)
+    schedules: list[str] = field(default_factory=list)
 
     @property
     def kind(self) -> str:
@@ -71,16 +73,17 @@ def load(text: str) -> types.ModuleType:
 def quick(text: str) -> Verdict:
     """Trace, capture, optimize and lower; execute loops tile by tile in numpy and everything else eagerly."""
     with _loops_in_python(tile=5, parts=2):
-        return _captured(text)
+        return captured(text)
 
 
 def kernels(text: str) -> Verdict:
     """The same with C++ kernels, whose results and workspaces are full of NaN at first."""
     with _poisoned():
-        return _captured(text)
+        return captured(text)
 
 
-def _captured(text: str) -> Verdict:
+def captured(text: str) -> Verdict:
+    """Trace and capture a program; run kernels as they are built here, and everything else eagerly."""
     module = load(text)
     calls = _calls(module)
     verdict = Verdict()
@@ -268,6 +271,13 @@ def _loops_in_python(tile: int, parts: int) -> Iterator[None]:
             return Refusal("tile-form", str(error))
         return InPython(program, tile, parts)
 
+    with built_by(build):
+        yield
+
+
+@contextmanager
+def built_by(build: Callable[..., Any]) -> Iterator[None]:
+    """Until the end, regions become what `build` makes of them; see `runtime.executable.build`."""
     before = op.build  # type: ignore[attr-defined]
     op.build = build  # type: ignore[attr-defined]
     built, op._built = op._built, {}

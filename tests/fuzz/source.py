@@ -240,6 +240,8 @@ class _Writer:
         match c.scale:
             case "on_queries":
                 self.say(f"{q} = {q} * D**-0.5")
+            case "odd_on_queries":
+                self.say(f"{q} = {q} * 0.0883883461356163")
             case "on_keys":
                 self.say(f"{k} = {k} * D**-0.5")
             case "both_roots":
@@ -277,6 +279,10 @@ class _Writer:
                 self.say(f"{s} = {s} * D**-0.5")
             case "divided":
                 self.say(f"{s} = {s} / math.sqrt(D)")
+            case "odd":
+                self.say(f"{s} = {s} * 0.0883883461356163")
+            case "negative":
+                self.say(f"{s} = {s} * -0.3")
             case "learned":
                 self.random("scale", "H * G", gain=".abs()")
                 self.say(f"{s} = {s} * {self.per_head('scale')}")
@@ -347,16 +353,20 @@ class _Writer:
     def _keep(self) -> str | None:
         """Define `keep`, if the program has a mask of bools."""
         c = self.c
+        R = c.reach
         text = {
             "causal": "j <= i",
             "bottom_right": "j <= i + (T - S)",
-            "window": "(j <= i) & (i - j < 3)",
-            "band": "(i - j).abs() <= 2",
-            "prefix": "(j <= i) | (j < 2)",
-            "blocks": "i // 4 == j // 4",
-            "dilated": "(i - j) % 3 == 0",
-            "ones_triu": "torch.ones(S, T, dtype=torch.bool, device=q.device).triu(-2)",
+            "window": f"(j <= i) & (i - j < {R + 1})",
+            "band": f"(i - j).abs() <= {R}",
+            "prefix": f"(j <= i) | (j < {R})",
+            "blocks": f"i // {R + 2} == j // {R + 2}",
+            "dilated": f"(i - j) % {R + 1} == 0",
+            "ones_triu": f"torch.ones(S, T, dtype=torch.bool, device=q.device).triu(-{R})",
             "several": "torch.logical_or(j <= i, torch.logical_or(j < 1, (i + j) % 5 == 0))",
+            "after": f"j >= i + {R}",
+            "late_window": f"(j >= i + {R}) & (j < i + {2 * R + 3})",
+            "late_rows": f"(j <= i) & (i >= {R})",
         }.get(c.mask)
         if text is not None:
             self.positions()
@@ -402,7 +412,15 @@ class _Writer:
                 self.argument("first", "torch.randint(0, T, (B, S), generator=gen)")
                 self.positions()
                 start = "first[:, :, None]"
-                return self.per_sample(f"((j >= {start}) & (j < {start} + 4))")
+                return self.per_sample(f"((j >= {start}) & (j < {start} + {R + 2}))")
+            case "left_padding":
+                self.argument("skipped", f"torch.randint(0, {T} + 1, (B,), generator=gen)")
+                self.positions()
+                return self.per_sample("(j >= skipped[:, None, None])")
+            case "late_dense":
+                late = f"(torch.arange({T}) >= min({R}, {T} - 1))"
+                self.argument("dense", f"(torch.rand((S, {T}), generator=gen) < 0.7) & {late}")
+                return "dense"
         return None
 
     def _mask(self, s: str) -> None:
@@ -671,6 +689,7 @@ import torch
 import torch.nn.functional as F
 
 NEED = "random program {c.seed}"
+SEED = {c.seed}
 DTYPES = ["{c.dtype}"]
 FUSED = False
 DYNAMIC = {c.dynamic}

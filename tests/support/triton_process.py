@@ -58,7 +58,9 @@ def run_cases(cases: list[Case], timeout: float = 600) -> list[dict[str, Any]]:
 
 
 def patch_interpreter() -> None:
-    """Make bf16 right: the interpreter stores it as uint16, multiplies those in dots and truncates in casts."""
+    """Make bf16 right: the interpreter stores it as uint16, multiplies those in dots and truncates in casts. And reductions fast."""
+    from functools import cache
+
     import numpy as np
     import triton.language as tl
     from triton.runtime import interpreter
@@ -86,6 +88,28 @@ def patch_interpreter() -> None:
 
     builder.create_dot = lambda self, a, b, d, p, m: create_dot(
         self, widened(a), widened(b), d, p, m
+    )
+
+    in_numpy = interpreter._get_np_dtype
+    known = cache(in_numpy)
+    interpreter._get_np_dtype = lambda t: known(t) if type(t) is tl.dtype else in_numpy(t)
+
+    def reduced(self: Any, inputs: tuple[Any, ...]) -> list[Any]:
+        """Neighbours combined in pairs, all at once: an axis has a power of two of elements."""
+        data = [np.moveaxis(x.handle.data, self.axis, -1) for x in inputs]
+        dtypes = [x.dtype for x in inputs]
+
+        def tensors(part: slice) -> list[Any]:
+            return [self.to_tensor(d[..., part], t) for d, t in zip(data, dtypes, strict=True)]
+
+        while data[0].shape[-1] > 1:
+            both = self.combine_fn.fn(*tensors(slice(0, None, 2)), *tensors(slice(1, None, 2)))
+            data = [t.handle.data for t in (both if isinstance(both, tuple) else (both,))]
+        return [self.to_tensor(d[..., 0], t) for d, t in zip(data, dtypes, strict=True)]
+
+    slow = interpreter.ReduceOps.generic_reduce
+    interpreter.ReduceOps.generic_reduce = lambda self, inputs: (
+        slow(self, inputs) if self.axis is None or self.keep_dims else reduced(self, inputs)
     )
 
 
