@@ -7,7 +7,7 @@
 #   carry G (q, d) f32: sum s * (s2 - ~(D / 7.0)) * K[k, d] moves shift -D / 7.0 over B
 #   give delta (q) f32 = D / 7.0
 #   give dQ (q, d) f32 = G
-# with grid () rows (q) x 16 cols (k) x 128 warps 4 stages 3 tma
+# with grid () rows (q) x 32 cols (k) x 64 warps 4 stages 2 tma
 import triton
 import triton.language as tl
 
@@ -18,11 +18,11 @@ def fused_sum3(
 ):
     pid = tl.program_id(0)
     row_tile = pid
-    row_start = row_tile * 16
-    t = (T + 127) // 128
-    t_1 = T // 128
-    cols_at = tl.arange(0, 128)
-    rows_at = tl.arange(0, 16)
+    row_start = row_tile * 32
+    t = (T + 63) // 64
+    t_1 = T // 64
+    cols_at = tl.arange(0, 64)
+    rows_at = tl.arange(0, 32)
     d_at = tl.arange(0, 32)
     Q_base = Q + row_start.to(tl.int64) * Q_s0
     Q_at = rows_at[:, None] * Q_s0 + d_at[None, :] * Q_s1
@@ -35,14 +35,14 @@ def fused_sum3(
     dO_base = dO + row_start.to(tl.int64) * dO_s0
     dO_at = rows_at[:, None] * dO_s0 + e_at[None, :] * dO_s1
     dO_tile = tl.load(dO_base + dO_at, mask=(row_start + rows_at < S)[:, None], other=0)
-    D = tl.full([16], 0.0, tl.float32)
-    B = tl.full([16, 32], 0.0, tl.float32)
-    G = tl.full([16, 32], 0.0, tl.float32)
-    K_tiles = tl.make_tensor_descriptor(K, shape=[T, 32], strides=[K_s0, 1], block_shape=[128, 32])
-    V_tiles = tl.make_tensor_descriptor(V, shape=[T, 32], strides=[V_s0, 1], block_shape=[128, 32])
+    D = tl.full([32], 0.0, tl.float32)
+    B = tl.full([32, 32], 0.0, tl.float32)
+    G = tl.full([32, 32], 0.0, tl.float32)
+    K_tiles = tl.make_tensor_descriptor(K, shape=[T, 32], strides=[K_s0, 1], block_shape=[64, 32])
+    V_tiles = tl.make_tensor_descriptor(V, shape=[T, 32], strides=[V_s0, 1], block_shape=[64, 32])
     # full tiles of cols
     for tile in tl.range(0, t_1):
-        col_start = tile * 128
+        col_start = tile * 64
         K_tile = K_tiles.load([col_start, 0])
         dot = tl.dot(Q_tile, tl.trans(K_tile), input_precision="tf32")
         t_3 = tl.exp(dot * 0.25 + t_2[:, None])
@@ -61,7 +61,7 @@ def fused_sum3(
         B = B_1
     # edge tiles of cols
     for tile in tl.range(t_1, t, num_stages=1):
-        col_start = tile * 128
+        col_start = tile * 64
         cols_ok = (col_start + cols_at) < T
         K_tile = K_tiles.load([col_start, 0])
         dot = tl.dot(Q_tile, tl.trans(K_tile), input_precision="tf32")
