@@ -230,10 +230,20 @@ def _compile_ahead(plan: Plan, console: Console, begin: float) -> dict[Cell, int
                     kernels[waiting[done]] = count
         except TimeoutError:
             console.print("[yellow]compiling ahead stopped: out of time[/]")
+            _terminate(pool)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     console.print(f"compiled ahead in {time.monotonic() - begin:.0f} s")
     return kernels
+
+
+def _terminate(pool: ProcessPoolExecutor) -> None:
+    """Stop what the workers are at: a cell may take a minute, and the time is wanted for measuring. Python 3.14 can do it itself."""
+    if hasattr(pool, "terminate_workers"):
+        pool.terminate_workers()
+        return
+    for worker in list((pool._processes or {}).values()):
+        worker.terminate()
 
 
 def warm(cell: Cell, systems: Sequence[str], device: str, seed: int) -> int | None:

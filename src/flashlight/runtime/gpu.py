@@ -431,7 +431,8 @@ class _Trials:
         if not self.reference:
             self.reference.update({n: self.tensors[n].clone() for n in names})
         agrees = all(_close(self.tensors[n], self.reference[n]) for n in names)
-        time = milliseconds(lambda: start(plan, self.tensors, self.sizes))
+        device = next(iter(self.tensors.values())).device
+        time = milliseconds(lambda: start(plan, self.tensors, self.sizes), device)
         return Trial(spills, time, agrees)
 
 
@@ -581,12 +582,13 @@ def _allocate(size: int, alignment: int, stream: int | None) -> torch.Tensor:
     return torch.empty(size, device="cuda", dtype=torch.int8)
 
 
-def milliseconds(run: Any) -> float:
-    """Time of a launch: the least of many, one process measuring at a time, as others may be at work on the device."""
+def milliseconds(run: Any, device: torch.device) -> float:
+    """Time of a launch: the least of many. One process measures on a device at a time, as others may compile for it."""
     from triton.testing import do_bench
 
-    with cache.lock({"kind": "timing"}):
-        return float(do_bench(run, warmup=10, rep=40, return_mode="min"))
+    which = str(torch.cuda.get_device_properties(device).uuid)
+    with cache.lock({"kind": "timing", "device": which}):
+        return float(do_bench(run, warmup=5, rep=20, return_mode="min"))
 
 
 def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
