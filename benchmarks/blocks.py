@@ -164,7 +164,9 @@ def measure(name: str, device: torch.device, *, small: bool) -> dict[str, Any]:
         rows[system]["ms"] = timing.median
     torch._dynamo.reset()
     report = flashlight.explain(net, **inputs)
-    allowed = 2 * rows["eager"]["error"] + 4 * torch.finfo(dtype).eps
+    # TF32 products keep ten bits; a kernel may cut the others off where the library's rounds.
+    eps = 2**-10 if dtype is torch.float32 and device.type == "cuda" else torch.finfo(dtype).eps
+    allowed = 2 * rows["eager"]["error"] + 4 * eps
     return {
         "what": BLOCKS[name].what,
         "rows": rows,

@@ -208,7 +208,8 @@ def results_page() -> str:
         "function and ours had been checked against float64. In brackets: how many times as fast as that system Flashlight is. "
         "`flex` is FlexAttention's kernel alone, `flex+mask` with its block mask built; `limit` is the machine's own floor "
         "(the larger of arithmetic over the measured matrix rate and bytes over the measured copy rate) over our time; `MiB` is the "
-        "peak beyond inputs and results (of the allocator on a GPU, of the process on a CPU).",
+        "peak beyond inputs and results (of the allocator on a GPU, of the process on a CPU). With `--graphs`, replays of CUDA graphs are "
+        "timed; without, launching is part of the time, which small rows show.",
     ]
     for path in result_files():
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -238,9 +239,10 @@ def markdown_table(rows: list[dict[str, Any]], systems: tuple[str, ...] = SYSTEM
     for row in rows:
         s = row["shape"]
         many = f" N{s['rows']}" if s["rows"] > 1 else ""
+        keys = f" T{s['keys']}" if s.get("keys") else ""
         cells = [
             row["variant"],
-            f"B{s['batch']}{many} H{s['heads']}/{s['kv_heads']} S{s['length']} D{s['head_dim']}",
+            f"B{s['batch']}{many} H{s['heads']}/{s['kv_heads']} S{s['length']}{keys} D{s['head_dim']}",
             row["dtype"],
             "" if row["kernels"] is None else str(row["kernels"]),
         ]
@@ -270,7 +272,8 @@ def readme(current: str) -> str:
         data = json.loads(path.read_text(encoding="utf-8"))
         every = [r for r in data["rows"] if "ours" in r["ms"]]
         length = 2048 if "-cpu" in path.stem else 4096
-        long = [r for r in every if r["shape"]["length"] == length or r["shape"]["rows"] > 1]
+        sizes = [(r, r["shape"]) for r in every]
+        long = [r for r, s in sizes if s["length"] == length or s["rows"] > 1 or s.get("keys")]
         parts.append(
             f"[{path.stem}](benchmarks/results/{path.name}): {provenance(data['machine'])}"
         )
