@@ -326,7 +326,9 @@ class TileStep:
     def _dot(self, c: Carry, moved: Value, ctx: Context) -> Value | None:
         assert self.cols is not None
         b, cols, ex = self.b, self.cols, self.ex
-        outside, inside = parted(factors_of(c.body), lambda e: cols in ex.axes(e, ctx))
+        # Under a condition that is known to hold, values are those of other carries.
+        body = where_known(c.body, ctx.facts)
+        outside, inside = parted(factors_of(body), lambda e: cols in ex.axes(e, ctx))
         left: list[Factor] = []
         right: list[Factor] = []
         free: list[Factor] = []

@@ -85,7 +85,7 @@ def fused_sum2(
             Q_tile = Q_tiles.load([t_8, col_start, 0]).reshape([32, 64])
             dot = tl.dot(K_tile, tl.trans(Q_tile))
             L_tile = tl.load(L_base + t_8.to(tl.int64) * L_s1 + col_start.to(tl.int64) * L_s2 + L_at)
-            t_9 = tl.exp(((dot * 0.125) - L_tile[None, :]) - 5.0)
+            t_9 = tl.exp((dot * 0.125 - L_tile[None, :]) - 5.0)
             dO_tile = dO_tiles.load([t_8, col_start, 0]).reshape([32, 64])
             dV = tl.dot(t_9.to(tl.bfloat16), dO_tile, dV)
             dot_1 = tl.dot(V_tile, tl.trans(dO_tile))
