@@ -6,6 +6,7 @@ loop by itself. Equal operations on equal values are one operation as long as th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -413,7 +414,7 @@ class Builder:
                 return self.constant(-known[0], dtype)
             return self._negated.get(args[0])
         a, b = args
-        if all(k is not None for k in known) and not (op == "div" and known[1] == 0):
+        if all(k is not None for k in known):
             return self._float(op, known, dtype)
         neutral = 0.0 if op in ("add", "sub") else 1.0
         if known[1] == neutral and a.dtype is dtype:
@@ -464,9 +465,16 @@ class Builder:
         x, y = (float(k) for k in known if k is not None)
         result = {"add": x + y, "sub": x - y, "mul": x * y}.get(op)
         if op == "div":
-            result = x / y
+            result = x / y if y else _over_zero(x, y)
         assert result is not None
         return self.constant(result, dtype)
+
+
+def _over_zero(x: float, zero: float) -> float:
+    """x / 0 of floats, which Python (and a Triton kernel, of two numbers) refuses to say."""
+    if x == 0 or math.isnan(x):
+        return math.nan
+    return math.copysign(math.inf, x) * math.copysign(1.0, zero)
 
 
 def widens(narrow: DType, wide: DType) -> bool:
