@@ -8,7 +8,7 @@ import pytest
 
 from flashlight.codegen.lower import lower
 from flashlight.ir.text import parse_program
-from flashlight.rewrite.tile import AMPERE, HOPPER, Device
+from flashlight.rewrite.schedule import AMPERE, HOPPER, Device
 from flashlight.runtime import gpu
 from tests.support.cubin import Resources, compile_kernel
 from tests.support.loops import CASES, DOT, attention

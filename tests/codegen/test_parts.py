@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from flashlight.ir.text import parse_program
+from flashlight.rewrite.schedule import HOPPER
 from flashlight.rewrite.split_keys import split_keys
-from flashlight.rewrite.tile import HOPPER
 from flashlight.runtime import gpu
 from tests.codegen.test_triton_text import body_of_full_tiles
 from tests.support.loops import attention

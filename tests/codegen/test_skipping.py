@@ -12,7 +12,7 @@ import torch
 
 from flashlight.ir.nests import Program
 from flashlight.ir.text import parse_program
-from flashlight.rewrite.tile import Schedule
+from flashlight.rewrite.schedule import Schedule
 from flashlight.rewrite.tile_cpu import cpu_schedule
 from flashlight.runtime import cpu
 from tests.support.loops import DOT, attention

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from flashlight.ir.text import parse_program
-from flashlight.rewrite.tile import HOPPER
+from flashlight.rewrite.schedule import HOPPER
 from flashlight.runtime import gpu
 from tests.support.loops import CASES, DOT, attention
 

@@ -29,7 +29,8 @@ from flashlight.errors import Refusal
 from flashlight.ir.exprs import Buffer
 from flashlight.ir.nests import Loop, Program
 from flashlight.rewrite import ranges, split_keys
-from flashlight.rewrite.tile import HOPPER, Device, Schedule, instances
+from flashlight.rewrite.schedule import HOPPER, Device, Schedule
+from flashlight.rewrite.tile import instances
 from flashlight.runtime import gpu
 from tests.fuzz.hardware import STRANGE, like_hardware
 from tests.fuzz.judge import Verdict, built_by, captured, load

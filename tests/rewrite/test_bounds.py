@@ -14,8 +14,8 @@ from flashlight.ir.text import parse_program, print_expr
 from flashlight.ir.visit import substitute
 from flashlight.rewrite.bounds import loop_bounds
 from flashlight.rewrite.intervals import interval
+from flashlight.rewrite.schedule import Bounds, first, last
 from flashlight.rewrite.simplify import simplify
-from flashlight.rewrite.tile import Bounds, first, last
 
 
 def program_loop(body: str) -> tuple[Loop, frozenset[str]]:

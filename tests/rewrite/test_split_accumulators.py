@@ -12,8 +12,8 @@ from flashlight.ir.interpret import interpret
 from flashlight.ir.nests import Program
 from flashlight.ir.text import parse_program
 from flashlight.ir.verify import verify
+from flashlight.rewrite.schedule import HOPPER
 from flashlight.rewrite.split_accumulators import closures, components, split_accumulators
-from flashlight.rewrite.tile import HOPPER
 from flashlight.runtime import gpu
 from tests.support.loops import CASES, attention
 

@@ -13,7 +13,8 @@ import torch
 from flashlight.errors import CompileError, Refusal
 from flashlight.ir.text import parse_program
 from flashlight.options import Options
-from flashlight.rewrite.tile import HOPPER, Schedule, candidates, instances
+from flashlight.rewrite.schedule import HOPPER, Schedule
+from flashlight.rewrite.tile import candidates, instances
 from flashlight.runtime import gpu, op
 from tests.support.loops import CASES, DOT, attention
 

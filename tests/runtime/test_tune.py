@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from flashlight.rewrite.tile import Schedule
+from flashlight.rewrite.schedule import Schedule
 from flashlight.runtime.tune import Trial, choose, remember, remembered, variations
 
 FIRST = Schedule((), (), 64, (), (), 128)

@@ -13,7 +13,7 @@ from typing import Any
 from flashlight.codegen.blocks import Kernel
 from flashlight.codegen.triton import Source
 from flashlight.ir.dtypes import DType
-from flashlight.rewrite.tile import Schedule
+from flashlight.rewrite.schedule import Schedule
 
 POINTERS = {
     DType.BOOL: "*i1",

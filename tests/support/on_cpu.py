@@ -12,7 +12,7 @@ from flashlight.codegen.cpp import Lanes
 from flashlight.ir.dtypes import DType
 from flashlight.ir.interpret import Array, interpret
 from flashlight.ir.nests import Loop, Program
-from flashlight.rewrite.tile import Schedule, evaluate
+from flashlight.rewrite.schedule import Schedule, evaluate
 from flashlight.rewrite.tile_cpu import cpu_schedule
 from flashlight.runtime import cpu
 from flashlight.runtime.types import TORCH_TYPES

@@ -122,8 +122,8 @@ def run(case: Case, device: str = "cpu") -> dict[str, Any]:
     from flashlight.errors import Refusal
     from flashlight.ir.interpret import interpret
     from flashlight.ir.text import parse_program
+    from flashlight.rewrite.schedule import HOPPER, evaluate
     from flashlight.rewrite.split_keys import split_keys
-    from flashlight.rewrite.tile import HOPPER, evaluate
     from flashlight.runtime import gpu
     from flashlight.runtime.types import TORCH_TYPES
 

@@ -27,8 +27,8 @@ from flashlight.ir.exprs import (
 from flashlight.ir.monoids import ANY
 from flashlight.ir.nests import Give, Loop, Pass, Program
 from flashlight.ir.visit import loads
+from flashlight.rewrite.schedule import Bounds, Schedule, first, last
 from flashlight.rewrite.simplify import simplify
-from flashlight.rewrite.tile import Bounds, Schedule, first, last
 
 
 def kernel_names(program: Program) -> tuple[str, ...]:

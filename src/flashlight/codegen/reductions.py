@@ -18,7 +18,8 @@ from flashlight.ir.dtypes import DType, promote
 from flashlight.ir.exprs import Const, Dim, Expr, Index, Reduce, dtype_of
 from flashlight.ir.monoids import SUM, Monoid
 from flashlight.ir.visit import free_dims, loads, substitute
-from flashlight.rewrite.tile import DEEP, DEEP_CHUNK, power_of_two
+from flashlight.rewrite.footprint import DEEP, DEEP_CHUNK
+from flashlight.rewrite.schedule import power_of_two
 
 WIDEST = 256  # a longer dim is contracted in chunks
 _CHUNK = 128

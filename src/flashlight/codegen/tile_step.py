@@ -39,8 +39,8 @@ from flashlight.ir.exprs import (
 from flashlight.ir.monoids import ARGMIN, MAX, MIN, SUM, Monoid
 from flashlight.ir.nests import Carry, Loop, Pass, Shift
 from flashlight.ir.visit import free_dims, loads, reads
+from flashlight.rewrite.schedule import Schedule
 from flashlight.rewrite.simplify import simplify
-from flashlight.rewrite.tile import Schedule
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from flashlight.ir.nests import Loop, Pass
 from flashlight.ir.visit import free_dims, walk
 from flashlight.rewrite.intervals import interval
 from flashlight.rewrite.liveness import either, has_live_position, liveness
-from flashlight.rewrite.tile import Bounds
+from flashlight.rewrite.schedule import Bounds
 
 
 def loop_bounds(

@@ -24,8 +24,8 @@ from flashlight.ir.exprs import (
 )
 from flashlight.ir.visit import conjuncts, free_dims
 from flashlight.rewrite.polynomial import Polynomial, polynomial
+from flashlight.rewrite.schedule import first, last
 from flashlight.rewrite.simplify import simplify
-from flashlight.rewrite.tile import first, last
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,8 @@ from flashlight.ir.monoids import ALL, ANY, MAX, MIN, Monoid
 from flashlight.ir.nests import Carry, Give, Loop, Pass
 from flashlight.ir.visit import free_dims, fresh_name, loads, substitute
 from flashlight.rewrite.liveness import at_likely_positions
+from flashlight.rewrite.schedule import Bounds, first, last
 from flashlight.rewrite.simplify import simplify
-from flashlight.rewrite.tile import Bounds, first, last
 
 GRAIN = 64
 """Positions of rows and of columns that are decided together; row tiles of up to twice as many read two entries."""

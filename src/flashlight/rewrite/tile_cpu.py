@@ -9,7 +9,8 @@ from flashlight.ir.dtypes import DType
 from flashlight.ir.exprs import Dim
 from flashlight.ir.nests import Loop
 from flashlight.ir.visit import loads
-from flashlight.rewrite.tile import Device, Schedule, default_schedule, extent_of, power_of_two
+from flashlight.rewrite.schedule import Device, Schedule, extent_of, power_of_two
+from flashlight.rewrite.tile import default_schedule
 
 CPU = Device(unit="cpu", registers=1 << 20, shared=1 << 24, units=1, tma=False)
 _LEAST_ROWS = 16

@@ -22,7 +22,7 @@ from flashlight.ir.exprs import Buffer, Const, Expr
 from flashlight.ir.nests import Loop, Program
 from flashlight.ir.text import print_statement
 from flashlight.rewrite.bounds import loop_bounds, loop_skips
-from flashlight.rewrite.tile import Schedule, evaluate
+from flashlight.rewrite.schedule import Schedule, evaluate
 from flashlight.rewrite.tile_cpu import cpu_schedule
 from flashlight.runtime.executable import KernelInfo
 from flashlight.runtime.types import TORCH_TYPES

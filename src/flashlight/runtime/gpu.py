@@ -27,29 +27,23 @@ from flashlight.ir.text import names_in, print_buffer, print_expr, print_stateme
 from flashlight.ir.visit import free_dims
 from flashlight.rewrite.bounds import loop_bounds, loop_skips
 from flashlight.rewrite.ranges import GRAIN, ranges_of
-from flashlight.rewrite.split_accumulators import closures, components, split_accumulators
-from flashlight.rewrite.split_keys import parts_for, split_keys, why_not_split
-from flashlight.rewrite.tile import (
+from flashlight.rewrite.schedule import (
     AMPERE,
     HOPPER,
-    NEARLY_FULL,
-    SHORT,
     Bounds,
     Device,
     Schedule,
-    candidates,
     evaluate,
     extent_of,
-    fetched,
-    instances,
     planned_extent,
     planned_sizes,
     power_of_two,
-    row_dims,
-    swept,
-    together,
-    with_bounds,
 )
+from flashlight.rewrite.shapes import NEARLY_FULL, SHORT
+from flashlight.rewrite.split_accumulators import closures, components, split_accumulators
+from flashlight.rewrite.split_keys import parts_for, split_keys, why_not_split
+from flashlight.rewrite.sweeps import swept, together, with_bounds
+from flashlight.rewrite.tile import candidates, fetched, instances, row_dims
 from flashlight.runtime import cache
 from flashlight.runtime.executable import KernelInfo
 from flashlight.runtime.tune import Mode, Trial, choose, remember, remembered, variations

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from flashlight.rewrite.tile import Schedule
+from flashlight.rewrite.schedule import Schedule
 from flashlight.runtime import cache
 
 Mode = Literal["off", "quick", "max"]

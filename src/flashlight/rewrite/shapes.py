@@ -1,0 +1,91 @@
+"""Which shapes of tiles to try, in which order: those that an H200 was seen to like, by what a tile holds (benchmarks/results)."""
+
+from __future__ import annotations
+
+from flashlight.rewrite.footprint import Footprint
+from flashlight.rewrite.schedule import Device, power_of_two
+
+Shape = tuple[int, int, int, int]
+"""(row_block, col_block, warps, stages)."""
+
+
+SHORT = 512
+"""Positions of a sweep up to which tile descriptors do not pay for being made, nor loops of their own for full tiles."""
+
+
+NEARLY_FULL = 0.9
+"""Share of a device's units that must be at work for it to count as filled."""
+
+
+def choices(f: Footprint, points: int, length: int, device: Device) -> list[tuple[Shape, bool]]:
+    """(shape, whether descriptors may fetch its tiles), the preferred first: cut to the extents, those that fill the device first."""
+    found = [(shape, True) for shape in _shapes(f, points, device)]
+    if f.pair_width or not f.accumulates:
+        return found
+    most = f.row_cap
+    enough = NEARLY_FULL * device.units
+    while most > 16 and points * -(-f.row_count // most) < enough and not f.deep:
+        most //= 2
+    if length <= SHORT and not f.deep:
+        found = [(shape, False) for shape in _short_shapes(f, most)] + found
+    col_cap = max(16, power_of_two(f.col_count))
+    found = [x for x in found if x[0][0] <= most] + found
+    cut = [((min(r, f.row_cap), min(c, col_cap), w, s), d) for (r, c, w, s), d in found]
+    return list(dict.fromkeys(cut))
+
+
+def _shapes(f: Footprint, points: int, device: Device) -> list[Shape]:
+    """Shapes, the preferred first."""
+    col_cap = max(16, power_of_two(f.col_count))
+    if f.pair_width:
+        rows = max(1, min(16, f.row_cap, 512 // f.pair_width))
+        while rows > 1 and points * -(-f.row_count // rows) < device.units:
+            rows //= 2
+        return [(rows, min(16, col_cap), 4, 2), (1, 16, 4, 1)]
+    if not f.accumulates and f.per_col >= 128:
+        rows = min(16, f.row_cap)
+        while rows > 1 and points * -(-f.row_count // rows) < device.units:
+            rows //= 2
+        return [(rows, min(32, col_cap), 4, 1), (rows, 16, 4, 1)]
+    if not f.accumulates:
+        shapes = [(16, 256, 4, 2), (4, 512, 4, 2), (32, 128, 4, 2), (1, 1024, 4, 2), (64, 64, 4, 2)]
+        return [(min(r, f.row_cap), min(c, col_cap), w, s) for r, c, w, s in shapes]
+    narrow = [
+        (64, 128, 4, 2),
+        (64, 64, 4, 2),
+        (64, 128, 4, 3),
+        (128, 64, 4, 3),
+        (64, 64, 4, 3),
+        (128, 64, 8, 3),
+    ]
+    wide = [(64, 64, 4, 3), (128, 128, 8, 3), (128, 64, 8, 3), (128, 128, 8, 2), (64, 128, 4, 2)]
+    if f.deep:
+        preferred = [(128, 256, 8, 4), (128, 256, 8, 3), (128, 128, 8, 4), (128, 128, 4, 3)]
+    elif f.dots > 1:
+        preferred = [(64, 64, 4, 3), (64, 64, 8, 3), (64, 64, 8, 2), (128, 64, 8, 2), *narrow]
+    elif f.accumulated > 200:
+        preferred = [(64, 64, 4, 2), (128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 8, 2), *wide]
+    elif f.per_pair and f.per_col >= 512:
+        preferred = [(64, 32, 4, 2), (64, 32, 4, 3), (64, 64, 4, 2), (128, 64, 8, 2)]
+    elif f.per_pair:
+        preferred = [(64, 64, 4, 2), (64, 32, 4, 2), (128, 64, 4, 2), (128, 64, 8, 2)]
+    else:
+        preferred = wide if f.per_col >= 512 else narrow
+    preferred = [*preferred, (64, 64, 8, 2), (64, 32, 4, 3), (64, 32, 8, 2), (32, 64, 4, 2)]
+    preferred += [(32, 32, 4, 2), (16, 128, 4, 3), (16, 64, 4, 3), (16, 32, 4, 2), (16, 16, 4, 1)]
+    return preferred
+
+
+def _short_shapes(f: Footprint, most: int) -> list[Shape]:
+    """Shapes for sweeps of few tiles, with row tiles of `most` where larger ones do not fill the device."""
+    if most < 64:
+        return [(32, 64, 4, 2), (16, 64, 4, 3)]
+    if f.per_pair and f.per_col >= 512:
+        shapes = [(64, 32, 4, 3), (64, 32, 4, 4), (64, 64, 4, 2)]
+    elif f.per_pair:
+        shapes = [(64, 64, 4, 3), (128, 32, 4, 2), (128, 32, 4, 3), (64, 64, 4, 2)]
+    elif f.per_col >= 512:
+        shapes = [(64, 64, 4, 2), (64, 64, 4, 3)]
+    else:
+        shapes = [(64, 64, 4, 3), (64, 64, 4, 2), (64, 128, 4, 2)]
+    return shapes
