@@ -91,6 +91,8 @@ def compute(op: str, args: Sequence[str], source: DType, result: DType, *, round
         case "select", (c, a, b):
             return f"select({c}, {a}, {b})"
         case "fma", (a, b, c):
+            if _is_zero(a) or _is_zero(b):
+                return f"({_binary('mul', a, b, source, result)} + {c})"
             return _wrapped(f"fma3({a}, {b}, {c})", result)
         case _, (a, b):
             return _binary(op, a, b, source, result)
@@ -99,11 +101,18 @@ def compute(op: str, args: Sequence[str], source: DType, result: DType, *, round
     raise CompileError(f"No C++ for '{op}' with {len(args)} operands.")
 
 
+def _is_zero(operand: str) -> bool:
+    """Whether an operand is a literal 0 of a float type."""
+    return operand.removeprefix("spread(").rstrip(")") in ("0.0f", "-0.0f", "0.0", "-0.0")
+
+
 def _binary(op: str, a: str, b: str, source: DType, result: DType) -> str:
     if source is DType.BOOL:
         return _binary_bool(op, a, b)
     if op in _COMPARE:
         return f"mask({a} {_COMPARE[op]} {b})"
+    if op == "mul" and result.is_float and (_is_zero(a) or _is_zero(b)):
+        return f"times_zero({b if _is_zero(a) else a})"
     if op in _INFIX:
         return _wrapped(f"({a} {_INFIX[op]} {b})", result)
     if op in _LOGIC:

@@ -643,6 +643,8 @@ template <class T> FL_INLINE void copy(T* p, const T* q, i64 n) { __builtin_memc
 
 template <class X> FL_INLINE X plus(X a, X b) { return a + b; }
 template <class X> FL_INLINE X times(X a, X b) { return a * b; }
+// x * 0, which is NaN where x is no number: GCC takes it for 0 where zeros need no sign.
+template <class X> FL_INLINE X times_zero(X x) { return x - x; }
 template <class X> FL_INLINE X both(X a, X b) { return a & b; }
 template <class X> FL_INLINE X either(X a, X b) { return a | b; }
 #define FL_HORIZONTAL(NAME, OP)                                                        \

@@ -28,29 +28,59 @@ class Factor:
     Attributes:
         expr: its value, or a condition.
         divides: it is a divisor.
-        guarded: it stood in a branch that may not be taken, so what it loads may be out of range.
+        under: the conditions in whose branches it stood.
         selects: a condition: the product is 0 where it does not hold.
     """
 
     expr: Expr
     divides: bool = False
-    guarded: bool = False
+    under: tuple[Expr, ...] = ()
     selects: bool = False
 
+    @property
+    def guarded(self) -> bool:
+        """Whether it stood in a branch that may not be taken, so that what it loads may be out of range."""
+        return bool(self.under)
 
-def factors_of(expr: Expr, guarded: bool = False) -> list[Factor]:
+
+def factors_of(expr: Expr, under: tuple[Expr, ...] = ()) -> list[Factor]:
     """The factors of a product; a guard with else-branch 0 is a factor of its own."""
     match expr:
         case Binary("mul", a, b) if dtype_of(expr).is_float:
-            return factors_of(a, guarded) + factors_of(b, guarded)
+            return factors_of(a, under) + factors_of(b, under)
         case Binary("div", a, b) if dtype_of(expr).is_float:
-            return [*factors_of(a, guarded), Factor(b, divides=True, guarded=guarded)]
+            return [*factors_of(a, under), Factor(b, divides=True, under=under)]
         case Unary("neg", x) if dtype_of(expr).is_float:
-            return [*factors_of(x, guarded), Factor(Const(-1.0, DType.F32))]
+            return [*factors_of(x, under), Factor(Const(-1.0, DType.F32))]
         case Select(condition, a, b) if is_literal(b, 0) and not _is_flat(a):
-            return [*factors_of(a, True), Factor(condition, guarded=guarded, selects=True)]
+            chosen = factors_of(a, (*under, condition))
+            return [*chosen, Factor(condition, under=under, selects=True)]
         case _:
-            return [Factor(expr, guarded=guarded)]
+            return [Factor(expr, under=under)]
+
+
+def spared(
+    left: list[Factor], right: list[Factor], free: list[Factor]
+) -> tuple[list[Factor], list[Factor]] | None:
+    """Both sides of a dot with the factors of no side, or None where a condition on one side would not spare the other.
+
+    0 times an infinity is NaN: a factor must stand on the side of every condition it stood under. A condition of no side may stand
+    on both.
+    """
+    conditions = [f for f in free if f.selects]
+    first, second = left + free, right
+    if any(f.selects for f in right) and not any(f.selects for f in left):
+        first, second = left, free + right
+    if not _spares(first):
+        first = first + conditions
+    if not _spares(second):
+        second = second + conditions
+    return (first, second) if _spares(first) and _spares(second) else None
+
+
+def _spares(side: Sequence[Factor]) -> bool:
+    own = {f.expr for f in side if f.selects}
+    return all(own.issuperset(f.under) for f in side if not isinstance(f.expr, Const))
 
 
 def parted(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from flashlight.codegen.blocks import Axis, Value
 from flashlight.codegen.builder import Builder, unsupported
-from flashlight.codegen.factors import Factor, dot_dtype, factors_of, is_load, parted
+from flashlight.codegen.factors import Factor, dot_dtype, factors_of, is_load, parted, spared
 from flashlight.codegen.places import Place, Places
 from flashlight.ir.dtypes import DType, promote
 from flashlight.ir.exprs import Const, Dim, Expr, Index, Reduce, dtype_of
@@ -338,10 +338,7 @@ class Reductions(ABC):
         if len(groups) != 2 or any(len(axes) != 1 for axes, _ in groups):
             return None
         groups.sort(key=lambda g: self.builder.axes.index(next(iter(g[0]))))
-        left, right = groups[0][1], groups[1][1]
-        if any(f.selects for f in right) and not any(f.selects for f in left):
-            return left, free + right
-        return free + left, right
+        return spared(groups[0][1], groups[1][1], free)
 
     def axes(self, expr: Expr, ctx: Context) -> frozenset[Axis]:
         """Tile axes of an expression's value, those of carries it reads included."""

@@ -20,7 +20,7 @@ from flashlight.codegen.exponents import (
     where_known,
 )
 from flashlight.codegen.expressions import Expressions
-from flashlight.codegen.factors import Factor, factors_of, is_load, parted
+from flashlight.codegen.factors import Factor, factors_of, is_load, parted, spared
 from flashlight.codegen.places import Places
 from flashlight.codegen.reductions import Context, combine, identity
 from flashlight.ir.dtypes import DType
@@ -344,12 +344,14 @@ class TileStep:
         used_right = frozenset[Axis]().union(*(ex.axes(f.expr, ctx) for f in right)) - {cols}
         if len(used_left) != 1 or len(used_right) != 1 or used_left & used_right:
             return None
-        sides = (left + free, right)
+        sides = spared(left, right, free)
+        if sides is None:
+            return None
         a, v = ex.product(sides[0], ctx), ex.product(sides[1], ctx)
         ok = ctx.places.ok(cols)
         if ok is not None:
             a = b.compute("select", ok, a, b.constant(0.0, a.dtype), hint=a.name)
-            if not all(is_load(f) for f in right):
+            if not all(is_load(f) for f in sides[1]):
                 v = b.compute("select", ok, v, b.constant(0.0, v.dtype), hint=v.name)
         a, v = ex.operands(a, v, sides)
         if outside:
