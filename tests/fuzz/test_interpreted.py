@@ -13,31 +13,13 @@ import torch
 
 from tests.fuzz.hardware import _Contraction
 from tests.fuzz.interpreted import _amid, _is_strange, _outside
+from tests.support.program_text import program_text
 
 ROOT = Path(__file__).parents[2]
 SEEDS = (400, 404, 409, 413, 423)
 
-PROGRAM = """
-import torch
-
-SEED = {seed}
-DTYPES = ["float32"]
-DYNAMIC = False
-
-
-def make(device, dtype, scale, gen):
-    def rand(*shape):
-        return torch.randn(shape, generator=gen, dtype=torch.float64).to(dtype)
-
-{make}
-
-
-def fn({names}):
-{fn}
-"""
-
 # Documents, of which a row's is not in the first tiles: the reference of an empty sum rose by a rounding, and the sum was NaN.
-DOCUMENTS = PROGRAM.format(
+DOCUMENTS = program_text(
     seed=1080,
     names="q, k, v, ids",
     make="""    ids = torch.randint(0, 4, (48,), generator=gen).sort().values
@@ -47,7 +29,7 @@ DOCUMENTS = PROGRAM.format(
 )
 
 # A second pass: its weights were off by the rounding of the scaled maximum, 1e-5 for scores of some hundreds.
-LARGE_SCORES = PROGRAM.format(
+LARGE_SCORES = program_text(
     seed=10127,
     names="q, k, v",
     make="    return rand(1, 1, 2, 8) * 60, rand(1, 1, 2, 8), rand(1, 1, 2, 8)",
@@ -56,7 +38,7 @@ LARGE_SCORES = PROGRAM.format(
 )
 
 # Not one key is left, so that a whole row is a constant, and its sum a loop without results, which was cut in two.
-CONSTANT_SUM = PROGRAM.format(
+CONSTANT_SUM = program_text(
     seed=10161,
     names="q, k, v",
     make="    return rand(1, 1, 1, 2), rand(1, 1, 40, 2), rand(1, 1, 40, 2)",
