@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import flashlight
-from flashlight.bench.measure import relative_error, side_by_side
+from flashlight.bench.measure import peak_on_cuda, relative_error, side_by_side
 from flashlight.bench.record import machine
 
 LLAMA_1B = {
@@ -117,12 +117,7 @@ def peak(call: Callable[[], object], device: torch.device) -> float | None:
     if device.type != "cuda":
         return None
     gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    call()
-    torch.cuda.synchronize(device)
-    return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+    return peak_on_cuda(call, device)[0] / 2**20
 
 
 def error(out: object, exact: list[Tensor]) -> float:

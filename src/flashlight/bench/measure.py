@@ -99,14 +99,15 @@ def workspace(call: Callable[[], object], device: torch.device) -> float | None:
     """
     gc.collect()
     try:
-        peak, out = _peak_on_cuda(call, device) if device.type == "cuda" else _peak_on_cpu(call)
+        peak, out = peak_on_cuda(call, device) if device.type == "cuda" else _peak_on_cpu(call)
     except OSError:
         return None
     size = out.numel() * out.element_size() if isinstance(out, Tensor) else 0
     return max(0.0, float(peak - size) / 2**20)
 
 
-def _peak_on_cuda(call: Callable[[], object], device: torch.device) -> tuple[int, object]:
+def peak_on_cuda(call: Callable[[], object], device: torch.device) -> tuple[int, object]:
+    """Bytes allocated at most during a call beyond what is there before it, and its result."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

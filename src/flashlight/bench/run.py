@@ -149,11 +149,7 @@ def _checked(name: str, cell: Cell, args: Args, ref: measure.Reference, row: Row
     except NotApplicableError:
         return None
     except Exception as error:
-        row.notes[name] = (
-            f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
-            if str(error)
-            else type(error).__name__
-        )
+        row.notes[name] = _reason(error)
         _free(args[0].device)
         return None
     row.error[name] = ref.error(out)
@@ -174,9 +170,15 @@ def _replayed(calls: Mapping[str, Call], row: Row) -> dict[str, Callable[[], obj
         try:
             found[name] = measure.replayed(call)
         except Exception as error:
-            row.notes[name] = f"no graph: {str(error).strip().splitlines()[0][:200]}"
+            row.notes[name] = f"no graph: {_reason(error)}"
             torch.cuda.synchronize()
     return found
+
+
+def _reason(error: Exception) -> str:
+    """The kind of an error and the first line of what it says."""
+    lines = str(error).strip().splitlines()
+    return ": ".join([type(error).__name__, *(line[:200] for line in lines[:1])])
 
 
 def _count(taken: Record) -> int | None:

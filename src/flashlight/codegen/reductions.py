@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flashlight.codegen.blocks import Axis, Value
@@ -248,25 +248,46 @@ class Reductions(ABC):
         acc: Value | None,
     ) -> Value:
         """The first `count` chunks of a contraction too deep for its operands to stay: both are fetched chunk after chunk."""
-        b = self.builder
-        (dim,) = node.dims
-        axis = self._chunk_axis(dim, DEEP_CHUNK)
         unplaced = ctx.without(node.dims)
-        axes = b.ordered(a for side in sides for f in side for a in self.axes(f.expr, unplaced))
+        axes = [a for side in sides for f in side for a in self.axes(f.expr, unplaced)]
         dtype = DType.F64 if dtype_of(node) is DType.F64 else DType.F32
+        init = identity(self.builder, SUM, dtype) if acc is None else acc
+        key = ("deep", acc, *self._key(node, ctx, guarded))
+        return self._over_chunks(
+            node.dims[0], count, False, ctx, ("dot", init, self.builder.ordered(axes)), key,
+            lambda axis, inner, total: self._dot_at(axis, sides, inner, guarded, total),
+        )  # fmt: skip
+
+    def _over_chunks(
+        self,
+        dim: Dim,
+        count: int,
+        tail: bool,
+        ctx: Context,
+        carried: tuple[str, Value, tuple[Axis, ...]],
+        key: tuple[object, ...],
+        step: Callable[[Axis, Context, Value], Value],
+    ) -> Value:
+        """A loop over `count` chunks of a dim; `step` maps a chunk's axis and context and the value so far to the next value."""
+        b = self.builder
+        axis = self._chunk_axis(dim, DEEP_CHUNK)
 
         def body(i: Value, slots: tuple[Value, ...]) -> Sequence[Value]:
-            places = ctx.places.copy()
             at = b.compute("mul", i, b.constant(DEEP_CHUNK, DType.I32), hint=f"{dim.name}_at")
-            places.bind(dim, Place(axis, start=at))
-            places.bind_ok(axis, None)
-            inner = ctx.extended(places=places)
-            return (self._dot_at(axis, sides, inner, guarded, slots[0]),)
+            places = self._on_chunk(ctx.places, dim, axis, at, tail)
+            return (step(axis, ctx.extended(places=places), slots[0]),)
 
         zero, end = b.constant(0, DType.I32), b.constant(count, DType.I32)
-        carried = [("dot", identity(b, SUM, dtype) if acc is None else acc, axes)]
-        key = ("deep", acc, *self._key(node, ctx, guarded))
-        return b.loop(f"{dim.name}_chunk", zero, end, "inner", axis, carried, body, key=key)[0]
+        return b.loop(f"{dim.name}_chunk", zero, end, "inner", axis, [carried], body, key=key)[0]
+
+    def _on_chunk(
+        self, places: Places, dim: Dim, axis: Axis, start: Value | None, tail: bool
+    ) -> Places:
+        """Places in which a dim lies along a chunk of it; `tail`: the chunk may reach past its end."""
+        inner = places.copy()
+        inner.bind(dim, Place(axis, start=start, tail=tail))
+        inner.bind_ok(axis, self._below(inner.position(dim), dim) if tail else None)
+        return inner
 
     def _key(self, node: Reduce, ctx: Context, guarded: bool) -> tuple[object, ...]:
         """What the value of a reduction that runs as a loop depends on."""
@@ -297,14 +318,10 @@ class Reductions(ABC):
             left = extents[0] - start
             end = left if self.exact else max(self.pads_dots, power_of_two(left))
             block = _CHUNK if left >= _CHUNK else end
-            inner = places.copy()
             axis = self._chunk_axis(dim, block)
-            at = self.builder.constant(start, DType.I32)
+            at = self.builder.constant(start, DType.I32) if start else None
             tail = not self.exact and block > left
-            inner.bind(dim, Place(axis, start=at if start else None, tail=tail))
-            position = inner.position(dim)
-            inner.bind_ok(axis, self._below(position, dim) if tail else None)
-            yield inner, axis
+            yield self._on_chunk(places, dim, axis, at, tail), axis
             start += block
 
     def _chunk_axis(self, dim: Dim, block: int) -> Axis:
@@ -409,24 +426,17 @@ class Reductions(ABC):
     def _in_chunks(self, node: Reduce, count: int, ctx: Context, guarded: bool) -> Value:
         """A long reduction of rows, a tile of them and of its dim after the other."""
         b = self.builder
-        (dim,) = node.dims
-        axis = self._chunk_axis(dim, DEEP_CHUNK)
         dtype = _accumulated(node.monoid, self.dtype_in(node.body))
         axes = b.ordered(self.axes(node.body, ctx.without(node.dims)))
-        tail = count % DEEP_CHUNK != 0
 
-        def body(i: Value, slots: tuple[Value, ...]) -> Sequence[Value]:
-            places = ctx.places.copy()
-            at = b.compute("mul", i, b.constant(DEEP_CHUNK, DType.I32), hint=f"{dim.name}_at")
-            places.bind(dim, Place(axis, start=at, tail=tail))
-            places.bind_ok(axis, self._below(places.position(dim), dim) if tail else None)
-            value = self._fold(node, axis, ctx.extended(places=places), guarded)
-            return (combine(b, node.monoid, slots[0], b.cast(value, dtype)),)
+        def step(axis: Axis, inner: Context, total: Value) -> Value:
+            value = self._fold(node, axis, inner, guarded)
+            return combine(b, node.monoid, total, b.cast(value, dtype))
 
-        zero, end = b.constant(0, DType.I32), b.constant(-(-count // DEEP_CHUNK), DType.I32)
-        carried = [("total", identity(b, node.monoid, dtype), axes)]
+        carried = ("total", identity(b, node.monoid, dtype), axes)
         key = ("chunks", *self._key(node, ctx, guarded))
-        return b.loop(f"{dim.name}_chunk", zero, end, "inner", axis, carried, body, key=key)[0]
+        chunks, tail = -(-count // DEEP_CHUNK), count % DEEP_CHUNK != 0
+        return self._over_chunks(node.dims[0], chunks, tail, ctx, carried, key, step)
 
     def _folded(self, node: Reduce, ctx: Context, guarded: bool) -> Value:
         places = ctx.places.copy()

@@ -392,8 +392,7 @@ class _Emitter:
         """Whether a select of scores has a comparison among its conditions that may be made with the choice."""
         if self.choices.target != "cuda" or op.result.dtype is not DType.F32:
             return False
-        roles = {axis.role for axis in op.result.axes}
-        return {"rows", "cols"} <= roles and any(map(self.choice, self.conjuncts(op.args[0])))
+        return any(map(self.choice, self.conjuncts(op.args[0])))
 
     def conjuncts(self, condition: Value) -> list[Value]:
         """The parts of a conjunction that has no variables."""

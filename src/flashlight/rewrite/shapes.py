@@ -23,9 +23,8 @@ def choices(f: Footprint, points: int, length: int, device: Device) -> list[tupl
     if f.pair_width or not f.accumulates:
         return found
     most = f.row_cap
-    enough = NEARLY_FULL * device.units
-    while most > 16 and points * -(-f.row_count // most) < enough and not f.deep:
-        most //= 2
+    if not f.deep:
+        most = _filling(most, 16, f, points, NEARLY_FULL * device.units)
     if length <= SHORT and not f.deep:
         found = [(shape, False) for shape in _short_shapes(f, most)] + found
     col_cap = max(16, power_of_two(f.col_count))
@@ -39,13 +38,10 @@ def _shapes(f: Footprint, points: int, device: Device) -> list[Shape]:
     col_cap = max(16, power_of_two(f.col_count))
     if f.pair_width:
         rows = max(1, min(16, f.row_cap, 512 // f.pair_width))
-        while rows > 1 and points * -(-f.row_count // rows) < device.units:
-            rows //= 2
+        rows = _filling(rows, 1, f, points, device.units)
         return [(rows, min(16, col_cap), 4, 2), (1, 16, 4, 1)]
     if not f.accumulates and f.per_col >= 128:
-        rows = min(16, f.row_cap)
-        while rows > 1 and points * -(-f.row_count // rows) < device.units:
-            rows //= 2
+        rows = _filling(min(16, f.row_cap), 1, f, points, device.units)
         return [(rows, min(32, col_cap), 4, 1), (rows, 16, 4, 1)]
     if not f.accumulates:
         shapes = [(16, 256, 4, 2), (4, 512, 4, 2), (32, 128, 4, 2), (1, 1024, 4, 2), (64, 64, 4, 2)]
@@ -76,16 +72,21 @@ def _shapes(f: Footprint, points: int, device: Device) -> list[Shape]:
     return preferred
 
 
+def _filling(rows: int, least: int, f: Footprint, points: int, enough: float) -> int:
+    """The row tile cut in halves, down to `least`, until there are enough program instances."""
+    while rows > least and points * -(-f.row_count // rows) < enough:
+        rows //= 2
+    return rows
+
+
 def _short_shapes(f: Footprint, most: int) -> list[Shape]:
     """Shapes for sweeps of few tiles, with row tiles of `most` where larger ones do not fill the device."""
     if most < 64:
         return [(32, 64, 4, 2), (16, 64, 4, 3)]
     if f.per_pair and f.per_col >= 512:
-        shapes = [(64, 32, 4, 3), (64, 32, 4, 4), (64, 64, 4, 2)]
-    elif f.per_pair:
-        shapes = [(64, 64, 4, 3), (128, 32, 4, 2), (128, 32, 4, 3), (64, 64, 4, 2)]
-    elif f.per_col >= 512:
-        shapes = [(64, 64, 4, 2), (64, 64, 4, 3)]
-    else:
-        shapes = [(64, 64, 4, 3), (64, 64, 4, 2), (64, 128, 4, 2)]
-    return shapes
+        return [(64, 32, 4, 3), (64, 32, 4, 4), (64, 64, 4, 2)]
+    if f.per_pair:
+        return [(64, 64, 4, 3), (128, 32, 4, 2), (128, 32, 4, 3), (64, 64, 4, 2)]
+    if f.per_col >= 512:
+        return [(64, 64, 4, 2), (64, 64, 4, 3)]
+    return [(64, 64, 4, 3), (64, 64, 4, 2), (64, 128, 4, 2)]

@@ -26,9 +26,10 @@ from flashlight.rewrite.shapes import SHORT
 def with_bounds(
     schedule: Schedule, bounds: tuple[Bounds | None, ...], hints: Mapping[str, int], group: int = 1
 ) -> list[Schedule]:
-    """Schedules that skip what `bounds` exclude, the heaviest row tiles of `group` grid points first; short sweeps also as one loop."""
-    if not any(bounds):
-        return [schedule]
+    """Schedules that skip what `bounds`, not all None, exclude; short sweeps also as one loop.
+
+    Where the last row tile has most to do, those of `group` grid points begin with it.
+    """
     known = [b for b in bounds if b is not None]
     descending = any(_grows(b, schedule, hints) for b in known)
     found = replace(
