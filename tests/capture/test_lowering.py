@@ -7,9 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-from flashlight.capture.lowering import _Given, example
+from flashlight.capture.lowering import _Given
 from tests.support.inductor_process import generated_code
 
 pytest.importorskip("triton")
@@ -64,15 +63,3 @@ def test_what_is_written_in_place_is_read_again() -> None:
 def test_views_of_one_buffer_are_not_the_same_tensor() -> None:
     code = generated_code("vanilla", "turned")
     assert len(re.findall(r"fused_\w*\.run\(", code)) == 2
-
-
-@pytest.mark.parametrize(
-    ("sizes", "strides"),
-    [((4, 8), (8, 1)), ((4, 8), (0, 1)), ((4, 8), (1, 4)), ((0, 8), (8, 1)), ((), ())],
-    ids=["dense", "expanded", "transposed", "empty", "number"],
-)
-def test_tensors_to_tune_on(sizes: tuple[int, ...], strides: tuple[int, ...]) -> None:
-    for dtype in (torch.float16, torch.int64, torch.bool):
-        tensor = example(sizes, strides, dtype, torch.device("cpu"))
-        assert (tensor.shape, tensor.stride()) == (sizes, strides)
-        assert tensor.isfinite().all()

@@ -16,6 +16,7 @@ import sympy
 import torch
 
 from flashlight import trace
+from flashlight.capture.examples import Examples
 from flashlight.errors import Refusal
 from flashlight.ir.exprs import Binary, Const, Expr, Size
 from flashlight.ir.nests import Program
@@ -105,7 +106,6 @@ class _Expansion:
 
         self.program: Program = built.program
         self.steps = built.steps
-        self.made: dict[str, torch.Tensor] = {}
         self.device = device
         self.sizes = {s.name: v for s, v in zip(self.program.sizes, syms, strict=True)}
         realized = [ir.ExternKernel.realize_input(x) for x in ins]
@@ -124,8 +124,7 @@ class _Expansion:
             for step in self.steps
             for give in step.loop.gives
         }
-        plans = [self.plan(step, shapes) for step in self.steps]
-        for step, plan in zip(self.steps, plans, strict=True):
+        for step, plan in zip(self.steps, self.plans(shapes), strict=True):
             self.give(step, plan, shapes)
         return [self.tensors[name] for name in self.program.outputs]
 
@@ -165,21 +164,36 @@ class _Expansion:
         tensor.freeze_layout()
         return tensor
 
-    def plan(self, step: Step, shapes: Mapping[str, Sequence[Any]]) -> Plan:
-        """The schedule and the source for the layouts at hand, tuned on tensors like these."""
-        facts = Facts(
-            tuple((name, self.describable(name, shapes)) for name in step.readable),
-            any(self.is_wide(b.name, shapes) for b in (*step.kernel.reads, *step.kernel.writes)),
-            f32_precision(),
-        )
-        if facts not in step.plans:
-            if not torch.cuda.is_available():
-                return step.plan(step.schedules[0], facts)
-            hints = {name: hint(value) for name, value in self.sizes.items()}
-            examples = self.examples(step, shapes)
-            step.plans[facts] = step.choose(facts, examples, hints)
-            start(step.plans[facts], examples, hints)  # later steps tune on what this one gives
-        return step.plans[facts]
+    def plans(self, shapes: Mapping[str, Sequence[Any]]) -> list[Plan]:
+        """The schedules and sources for the layouts at hand, tuned on tensors like these."""
+        facts = [self.facts(step, shapes) for step in self.steps]
+        plans = [step.plans.get(f) for step, f in zip(self.steps, facts, strict=True)]
+        known = [plan for plan in plans if plan is not None]
+        if len(known) == len(plans):
+            return known
+        if not torch.cuda.is_available():
+            return [
+                step.plan(step.schedules[0], f) for step, f in zip(self.steps, facts, strict=True)
+            ]
+        hints = {name: hint(value) for name, value in self.sizes.items()}
+        found: dict[str, Plan] = {}
+
+        def run(step: Step, tensors: Mapping[str, torch.Tensor]) -> None:
+            start(found[step.name], tensors, hints)
+
+        examples = Examples(self.steps, partial(self.example, shapes), run, hints)
+        for step, f in zip(self.steps, facts, strict=True):
+            tensors = examples.of(step)
+            if f not in step.plans:
+                step.plans[f] = step.choose(f, tensors, hints)
+            found[step.name] = step.plans[f]
+            run(step, tensors)
+        return list(found.values())
+
+    def facts(self, step: Step, shapes: Mapping[str, Sequence[Any]]) -> Facts:
+        descriptors = tuple((name, self.describable(name, shapes)) for name in step.readable)
+        used = (*step.kernel.reads, *step.kernel.writes)
+        return Facts(descriptors, any(self.is_wide(b.name, shapes) for b in used), f32_precision())
 
     def layout(
         self, name: str, shapes: Mapping[str, Sequence[Any]]
@@ -227,14 +241,11 @@ class _Expansion:
             total += (sympy.sympify(n) - 1) * sympy.sympify(s)
         return not isinstance(total, sympy.Integer) or int(total) >= 1 << 31
 
-    def examples(self, step: Step, shapes: Mapping[str, Sequence[Any]]) -> dict[str, torch.Tensor]:
-        """Tensors of the likely sizes to tune on; integers are 0, which is in range of whatever they index."""
-        found: dict[str, torch.Tensor] = {}
-        for buffer in (*step.kernel.reads, *step.kernel.writes):
-            size, stride, _ = self.layout(buffer.name, shapes)
-            sizes, strides = [hint(n) for n in size], [hint(s) for s in stride]
-            found[buffer.name] = example(sizes, strides, self.dtype(buffer.name), self.device)
-        return found
+    def example(self, shapes: Mapping[str, Sequence[Any]], name: str) -> torch.Tensor:
+        """Memory of the likely sizes of a buffer."""
+        size, stride, _ = self.layout(name, shapes)
+        sizes, strides = [hint(n) for n in size], [hint(s) for s in stride]
+        return torch.empty_strided(sizes, strides, dtype=self.dtype(name), device=self.device)
 
     def record(self, plan: Plan) -> None:
         """One user-defined Triton kernel."""
@@ -267,16 +278,6 @@ class _Expansion:
             tma_descriptor_metadata={},
             kwargs={n: v for n, v in arguments.items() if n not in constants},
         )
-
-
-def example(
-    sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """A tensor of random floats or of zeros; its elements may share memory, as those of an expanded one do."""
-    tensor = torch.empty_strided(sizes, strides, dtype=dtype, device=device)
-    memory = tensor.as_strided((tensor.untyped_storage().nbytes() // dtype.itemsize,), (1,))
-    memory.normal_() if dtype.is_floating_point else memory.zero_()
-    return tensor
 
 
 def plain(value: Any) -> Any:
