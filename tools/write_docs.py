@@ -264,21 +264,62 @@ def markdown_table(rows: list[dict[str, Any]], systems: tuple[str, ...] = SYSTEM
     return "\n".join(lines)
 
 
+Cells = dict[tuple[str, str], dict[int, dict[str, Any]]]
+
+
+def by_length(rows: list[dict[str, Any]]) -> Cells:
+    """Rows by length, for each program and kind of shape."""
+    found: Cells = {}
+    for r in rows:
+        s = r["shape"]
+        kind = f"H{s['heads']}/{s['kv_heads']} D{s['head_dim']}"
+        found.setdefault((r["variant"], kind), {})[s["length"]] = r
+    return found
+
+
+def length_table(cells: Cells) -> str:
+    """A row for each program and kind of shape, a column for each length: our milliseconds, and how many times as fast we are."""
+    lengths = sorted({n for row in cells.values() for n in row})
+    lines = [
+        "| program | shape | " + " | ".join(map(str, lengths)) + " |",
+        "|---|---|" + "---|" * len(lengths),
+    ]
+    for (variant, kind), row in cells.items():
+        texts = []
+        for n in lengths:
+            ms = row[n]["ms"]
+            others = [f"{name} {ms[name] / ms['ours']:.2f}" for name in SYSTEMS[1:] if name in ms]
+            texts.append(f"{ms['ours']:.3g} ({', '.join(others)})")
+        lines.append(f"| {variant} | {kind} | {' | '.join(texts)} |")
+    return "\n".join(lines)
+
+
 def readme(current: str) -> str:
-    """README.md with its tables of results made anew, GPUs first: rows at one length, and those that are no multi-head attention."""
+    """README.md with its tables of results made anew, GPUs first: what was run at three lengths or more as a row for each program,
+    once for all types; else rows at one length, and those that are no multi-head attention.
+    """
     before, _, rest = current.partition(RESULTS)
     _, _, after = rest.partition(END_RESULTS)
-    parts = []
-    for path in sorted(result_files(), key=lambda p: "-cpu" in p.stem):
+    parts, shown = [], []
+    for path in sorted(result_files(), key=lambda p: ("-cpu" in p.stem, "-grid" not in p.stem)):
         data = json.loads(path.read_text(encoding="utf-8"))
         every = [r for r in data["rows"] if "ours" in r["ms"]]
+        link = f"[{path.stem}](benchmarks/results/{path.name})"
+        cells = by_length(every)
+        if sum(map(len, cells.values())) == len(every) and min(map(len, cells.values())) > 2:
+            programs = set(cells)
+            if programs in shown:
+                parts.append(f"{link}: the same in another type.")
+                continue
+            shown.append(programs)
+            picture = path.with_suffix(".png").relative_to(ROOT)
+            table = length_table(cells)
+            parts += [f"{link}: {provenance(data['machine'])}", f"![{path.stem}]({picture})", table]
+            continue
         length = 2048 if "-cpu" in path.stem else 4096
         sizes = [(r, r["shape"]) for r in every]
         long = [r for r, s in sizes if s["length"] == length or s["rows"] > 1 or s.get("keys")]
-        parts.append(
-            f"[{path.stem}](benchmarks/results/{path.name}): {provenance(data['machine'])}"
-        )
-        parts.append(markdown_table(long or every))
+        parts += [f"{link}: {provenance(data['machine'])}", markdown_table(long or every)]
     text = "\n\n".join(parts) or "No results are in the repository yet."
     return f"{before}{RESULTS}\n\n{text}\n\n{END_RESULTS}{after}"
 
