@@ -41,6 +41,12 @@ class Options:
         "Expand fused regions to Triton kernels in Inductor's own code (GPU); off: one call launches them.",
         affects_code=True,
     )
+    float32: str = _option(
+        "split",
+        "How a GPU multiplies float32 at matmul precision 'highest': split (three TF32 products of the operands' upper and lower "
+        "halves; the error is like eager's) or ieee (without tensor cores, several times slower).",
+        affects_code=True,
+    )
     verify: bool = _option(
         False, "Check every pass: its program's form, and the law by which each carry moves (slow)."
     )
@@ -64,6 +70,7 @@ class Options:
 
 _CHOICES = {
     "tune": ("off", "quick", "max"),
+    "float32": ("split", "ieee"),
 }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Container
 import pytest
 
 from flashlight.codegen.lower import lower
+from flashlight.codegen.triton import Precision
 from flashlight.ir.text import parse_program
 from flashlight.rewrite.schedule import AMPERE, HOPPER, Device
 from flashlight.runtime import gpu
@@ -59,14 +60,20 @@ TARGETS: dict[int, tuple[Device, tuple[str, ...]]] = {
 }
 
 
-def compiled(text: str, capability: int, ones: Container[str] = (), choice: int = 0) -> Resources:
+def compiled(
+    text: str,
+    capability: int,
+    ones: Container[str] = (),
+    choice: int = 0,
+    precision: Precision = "tf32",
+) -> Resources:
     program = parse_program(text)
     device, _ = TARGETS[capability]
     (loop,) = program.loops
     schedules = gpu.schedules_for(program, loop, HINTS, device)
     step = gpu.Step.of(program, 0, schedules, "off")
     ranks = {b.name: len(b.shape) for b in step.kernel.reads}
-    facts = gpu.Facts(tuple((n, ranks[n] - 1) for n in step.readable), False, "tf32")
+    facts = gpu.Facts(tuple((n, ranks[n] - 1) for n in step.readable), False, precision)
     schedule = step.schedules[choice]
     plan = lower(loop, schedule, step.name)
     return compile_kernel(step.source(schedule, plan, facts), plan, schedule, capability, ones=ones)
@@ -80,6 +87,23 @@ def test_resources(name: str, capability: int) -> None:
     assert found.stack == 0, f"spills {found.stack} bytes at {found.registers} registers"
     assert any(found.mma.get(i) for i in instructions), found.mma
     assert found.shared <= device.shared
+
+
+F32 = {
+    name: attention(sizes=FULL, D=D, E=D).replace("f16", "f32")
+    for name, D in {"32": 32, "64": 64, "128": 128}.items()
+}
+
+
+@pytest.mark.parametrize("capability", TARGETS)
+@pytest.mark.parametrize("name", F32)
+def test_split_products_of_f32(name: str, capability: int) -> None:
+    """One of the first schedules fits; the tuner passes over those that do not."""
+    device, instructions = TARGETS[capability]
+    tried = [compiled(F32[name], capability, choice=n, precision="tf32x3") for n in range(5)]
+    fit = [t for t in tried if t.stack == 0 and t.shared <= device.shared]
+    assert fit, tried
+    assert all(any(t.mma.get(i) for i in instructions) for t in fit)
 
 
 OF_SIZES = {

@@ -62,7 +62,8 @@ def test_precision_follows_torch() -> None:
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("highest")
-        assert gpu.f32_precision() == "ieee"
+        assert gpu.f32_precision() == "tf32x3"
+        assert gpu.f32_precision("ieee") == "ieee"
         torch.set_float32_matmul_precision("high")
         assert gpu.f32_precision() == "tf32"
     finally:

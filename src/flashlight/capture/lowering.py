@@ -193,7 +193,8 @@ class _Expansion:
     def facts(self, step: Step, shapes: Mapping[str, Sequence[Any]]) -> Facts:
         descriptors = tuple((name, self.describable(name, shapes)) for name in step.readable)
         used = (*step.kernel.reads, *step.kernel.writes)
-        return Facts(descriptors, any(self.is_wide(b.name, shapes) for b in used), f32_precision())
+        wide = any(self.is_wide(b.name, shapes) for b in used)
+        return Facts(descriptors, wide, f32_precision(step.f32))
 
     def layout(
         self, name: str, shapes: Mapping[str, Sequence[Any]]

@@ -52,6 +52,9 @@ from flashlight.runtime.types import TORCH_TYPES
 SHORTEST = 512
 """Rows and columns from which it pays to find out first which tiles a mask of data leaves."""
 
+Float32 = Literal["split", "ieee"]
+"""How products of f32 are computed at torch's matmul precision 'highest': see `Options.float32`."""
+
 SHARED = 4
 """Score matrices that one dense mask serves from which it pays to read it first."""
 
@@ -69,9 +72,10 @@ def build(
     program = with_split_keys(program, hints, model)
     program, known = with_ranges(program, hints, model)
     mode: Mode = getattr(options, "tune", "off")
+    f32: Float32 = getattr(options, "float32", "split")
     try:
         steps = [
-            Step.of(program, n, schedules_for(program, loop, hints, model, known), mode)
+            Step.of(program, n, schedules_for(program, loop, hints, model, known), mode, f32)
             for n, loop in enumerate(program.loops)
         ]
     except CompileError as error:
@@ -282,24 +286,32 @@ class Step:
     readable: tuple[str, ...]
     tiled: Mapping[str, frozenset[int]]
     mode: Mode
+    f32: Float32
     plans: dict[Facts, Plan] = field(default_factory=dict)
 
     @staticmethod
-    def of(program: Program, number: int, schedules: Sequence[Schedule], mode: Mode) -> Step:
+    def of(
+        program: Program,
+        number: int,
+        schedules: Sequence[Schedule],
+        mode: Mode,
+        f32: Float32 = "split",
+    ) -> Step:
         loop = program.loops[number]
         name = kernel_names(program)[number]
         kernel = lower(loop, schedules[0], name)
         described = any(s.tma for s in schedules)
         readable = tuple(sorted(descriptor_candidates(kernel))) if described else ()
         text = print_statement(loop)
-        return Step(loop, name, text, tuple(schedules), kernel, readable, tiled_axes(kernel), mode)
+        axes = tiled_axes(kernel)
+        return Step(loop, name, text, tuple(schedules), kernel, readable, axes, mode, f32)
 
     # -- Sources.
 
     def facts(self, tensors: Mapping[str, torch.Tensor]) -> Facts:
         descriptors = tuple((name, describable_axis(tensors[name])) for name in self.readable)
         wide = any(is_wide(t, self.tiled.get(name, frozenset())) for name, t in tensors.items())
-        return Facts(descriptors, wide, f32_precision())
+        return Facts(descriptors, wide, f32_precision(self.f32))
 
     def source(self, schedule: Schedule, kernel: Kernel, facts: Facts) -> Source:
         target: Literal["cuda", "hip", "interpret"] = "hip" if torch.version.hip else "cuda"
@@ -376,7 +388,8 @@ class Step:
     def info(self, hints: Mapping[str, int]) -> KernelInfo:
         plan = next(iter(self.plans.values()), None)
         schedule = plan.schedule if plan else self.schedules[0]
-        default = Facts(tuple((n, _last_axis(self.kernel, n)) for n in self.readable))
+        units = tuple((n, _last_axis(self.kernel, n)) for n in self.readable)
+        default = Facts(units, False, f32_precision(self.f32))
         source = plan.source if plan else self.source(schedule, self.kernel, default)
         return KernelInfo(
             name=self.name,
@@ -533,9 +546,11 @@ def is_wide(t: torch.Tensor, tiled: Iterable[int]) -> bool:
     return sum(t.shape[n] * t.stride(n) for n in tiled) >= 1 << 30
 
 
-def f32_precision() -> Precision:
-    """How exact dots of f32 operands must be: torch's float32 matmul precision."""
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+def f32_precision(f32: Float32 = "split") -> Precision:
+    """How dots of f32 operands multiply: as torch's float32 matmul precision asks (docs/decisions/0010)."""
+    if torch.get_float32_matmul_precision() != "highest":
+        return "tf32"
+    return "ieee" if f32 == "ieee" or torch.version.hip else "tf32x3"
 
 
 def _last_axis(kernel: Kernel, name: str) -> int:
