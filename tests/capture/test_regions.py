@@ -268,6 +268,20 @@ def test_a_join_that_several_regions_read_goes_into_each() -> None:
         assert not [n for n in emitted.inputs if "cat" in str(n.target)]
 
 
+def test_regions_in_a_row_read_results_of_each_other() -> None:
+    def retrieval(x: T, y: T) -> T:
+        for _ in range(3):
+            x = (2.0 * x @ y.mT).softmax(-1) @ y
+        return x
+
+    finder = finder_of(retrieval, r(2, 40, 16), r(2, 50, 16))
+    regions = [emit(region, finder.lifter, finder.hints) for region in finder.regions()]
+    given = {n for emitted in regions for o in emitted.outputs for n in o.nodes}
+    read = {n for emitted in regions for n in emitted.inputs}
+    assert len(regions) == 3
+    assert all(n.op == "placeholder" for n in read - given)
+
+
 def test_scores_may_be_sums_of_two_projections() -> None:
     def graph_attention(h: T, left: T, right: T, adjacent: T) -> T:
         e = F.leaky_relu((h * left).sum(-1)[:, None] + (h * right).sum(-1)[None], 0.2)

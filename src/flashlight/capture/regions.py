@@ -115,6 +115,7 @@ class Finder:
             pairs = Pairs(self.lifter, self.hints, weights, claimed)
             candidates = [c for c in self._components(pairs) if not c.closers <= claimed]
             complete = self._joined([r for r in candidates if self._complete(r, pairs)], pairs)
+            self._leave_results(complete)
             held = {name for r in (*found, *complete) for name in r.members}
             found.extend(r for r in complete if self._is_taken(r, pairs, held))
             if not weights:
@@ -231,6 +232,15 @@ class Finder:
                     results = self._results(new)
             joined = [*apart, (new, results)]
         return [region for region, _ in joined]
+
+    def _leave_results(self, regions: list[Region]) -> None:
+        """Let a region read what another computes from its own results, rather than compute that again from what the other keeps to
+        itself: attention to the scaled result of another attention.
+        """
+        owner = {name: region for region in regions for name in self._results(region)}
+        for region in regions:
+            others = {n for n in region.members if owner.get(n, region) is not region}
+            region.members -= others - self._derived(region)
 
     def _merged(self, a: Region, b: Region, pairs: Pairs) -> Region | None:
         """Both as one region, or None where something lies between them."""
