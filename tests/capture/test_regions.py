@@ -448,3 +448,15 @@ def test_sums_of_small_outer_products_stay_with_inductor() -> None:
         return ((x[:, :, None] * x[:, None])[..., None] * table).sum((1, 2))
 
     assert found(rotation, r(20, 4), r(4, 4, 9)) == (0, [])
+
+
+def test_a_mean_is_taken_once_before() -> None:
+    def pooled_and_near(q: T, k: T, v: T) -> T:
+        k, v = (torch.cat([x.unflatten(2, (8, 5)).mean(3), x], 2) for x in (k, v))
+        near = torch.ones(40, 40, dtype=torch.bool).tril()
+        seen = torch.cat([torch.ones(40, 8, dtype=torch.bool), near], 1)
+        return (q @ k.mT).masked_fill(~seen, -torch.inf).softmax(-1) @ v
+
+    x = r(2, 3, 40, 16)
+    inputs = program_of(pooled_and_near, x, r(2, 3, 40, 16), r(2, 3, 40, 16)).inputs
+    assert sorted(n.op for n in inputs) == ["call_function"] * 2 + ["placeholder"] * 3

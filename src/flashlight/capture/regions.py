@@ -416,7 +416,7 @@ class Finder:
             return False
         if is_paired:
             return True
-        if region.less > 1:
+        if region.less > 1 or self._ends_reduction(cell):
             return False
         if is_cheap(cell, self.cells):
             return not self._narrows(cell)
@@ -449,6 +449,18 @@ class Finder:
         """Whether a cell is the last step of a product with a bias, which is one op and stays one outside of regions."""
         steps = [self.cells[e.buffer.name] for e in cell.loads() if e.buffer.name in self.cells]
         return any(step.contraction and not step.tensors for step in steps)
+
+    def _ends_reduction(self, cell: Cell) -> bool:
+        """Whether a cell is the last step of an op that reduces, such as a mean, and would do so again for each element it is read for."""
+        work = [cell]
+        while work:
+            loads = work.pop().loads()
+            steps = [self.cells[e.buffer.name] for e in loads if e.buffer.name in self.cells]
+            inner = [step for step in steps if not step.tensors]
+            if not all(step.is_pointwise for step in inner):
+                return True
+            work += inner
+        return False
 
     def _narrows(self, cell: Cell) -> bool:
         """Whether a cast makes elements smaller: then it is better done once, before."""
