@@ -460,3 +460,19 @@ def test_a_mean_is_taken_once_before() -> None:
     x = r(2, 3, 40, 16)
     inputs = program_of(pooled_and_near, x, r(2, 3, 40, 16), r(2, 3, 40, 16)).inputs
     assert sorted(n.op for n in inputs) == ["call_function"] * 2 + ["placeholder"] * 3
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, y: torch.logsumexp(x @ y.mT - (x @ y.mT)[..., :1], -1),
+        lambda x, y: ((s := x[0, 0] @ y[0, 0].mT) - s.diagonal()[:, None]).exp().sum(-1),
+        lambda x, y: (s := x @ y.mT).exp().sum(-1) / s.diagonal(dim1=-2, dim2=-1).exp(),
+    ],
+    ids=["first", "diagonal", "both apart"],
+)
+def test_scores_may_read_scores_at_a_point(fn: Callable[..., Any]) -> None:
+    finder = finder_of(fn, r(2, 3, 60, 16), r(2, 3, 60, 16))
+    (region,) = finder.regions()
+    emitted = emit(region, finder.lifter, finder.hints)
+    assert all(n.op == "placeholder" for n in emitted.inputs)

@@ -91,6 +91,15 @@ POINTWISE: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda x, y: aten.as_strided_scatter(x, y[0, :4], [4], [6]),
         (X[0], Y[0]),
     ),
+    "a part of a diagonal in place": (
+        lambda x, y: aten.as_strided_scatter(x, y[0, :3], [3], [6]),
+        (X[0], Y[0]),
+    ),
+    "a diagonal above": (lambda x, y: torch.diagonal_scatter(x, y[..., 0], 1, 1, 2), (X, Y)),
+    "a diagonal below": (
+        lambda x, y: torch.diagonal_scatter(x, y[:, :3, 1], -1, -2, -1),
+        (X, Y),
+    ),
     "copy": (lambda x, y: aten.copy(x, y.double()), (X, Y[:1])),
 }
 

@@ -144,7 +144,8 @@ class Pairs:
         weighted = operands is not None and self._is_weighted(cell, *operands)
         incoming = [i for load in cell.loads() for i in self._incoming(cell, load)]
         closed = [i for i in incoming if i.is_closed and self._pays(cell, i, weighted)]
-        if closed:
+        kept = _undominated([i for i in incoming if not i.is_closed and self._is_kept(cell, i)])
+        if closed and not (kept and cell.is_pointwise):  # scores less their own diagonal are scores
             sources = frozenset(i.source for i in closed)
             return Pairing(frozenset(), True, sources, product, weighted=weighted)
         keeps = weighted and operands is not None and self._is_projected(cell, *operands)
@@ -154,7 +155,6 @@ class Pairs:
                 sources = self._factors_of(cell)
                 pairs = frozenset((made,)) if made is not None else frozenset[Pair]()
                 return Pairing(pairs, False, sources, True, made is not None, weighted)
-        kept = _undominated([i for i in incoming if not i.is_closed and self._is_kept(cell, i)])
         if kept:
             places = {d: n for n, d in enumerate(cell.nest.parallel)}
             pairs = frozenset(

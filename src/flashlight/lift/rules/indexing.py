@@ -9,12 +9,12 @@ import torch
 import torch.fx
 
 from flashlight.ir.dtypes import DType
-from flashlight.ir.exprs import ZERO, Binary, Expr, Select, add
+from flashlight.ir.exprs import ZERO, Binary, Expr, Select, add, const
 from flashlight.lift import values
 from flashlight.lift.extents import Extent, expr_of, is_one, is_same
 from flashlight.lift.lift import Lifter, NoRuleError, common_factors, rule
 from flashlight.lift.rules.pointwise import exactly
-from flashlight.lift.values import Factors, Position, Positions, Value, digit, fold
+from flashlight.lift.values import Factors, Position, Positions, Value, digit, fold, plus
 from flashlight.rewrite.simplify import simplify
 
 aten = torch.ops.aten
@@ -153,22 +153,55 @@ def _as_strided_scatter(
     offset: Any = None,
 ) -> Value:
     """A diagonal written in place (`fill_diagonal_`): where row and column are the same."""
-    source, written, dtype = lift.tensor(x), lift.tensor(new), lift.dtype(node)
+    source = lift.tensor(x)
     if len(source.shape) != 2 or len(size) != 1 or offset not in (None, 0):
         raise NoRuleError("writing through strides")
-    rows, columns = source.shape
+    columns = source.shape[1]
     last = x.meta["val"].stride()[-1]
     first = lift.extent(x.meta["val"].stride()[0])
     if last != 1 or not is_same(first, columns) or not is_same(lift.extent(stride[0]), columns + 1):
         raise NoRuleError("writing through strides")
-    extent = lift.extent(size[0])
+    written = lift.tensor(new)
+    is_whole = any(is_same(written.shape[0], extent) for extent in source.shape)
+    return _with_diagonal(lift, node, source, written, 0, (0, 1), is_whole=is_whole)
+
+
+@rule(aten.diagonal_scatter.default)
+def _diagonal_scatter(
+    lift: Lifter,
+    node: torch.fx.Node,
+    x: Any,
+    new: Any,
+    offset: int = 0,
+    dim1: int = 0,
+    dim2: int = 1,
+) -> Value:
+    source = lift.tensor(x)
+    axes = (dim1 % len(source.shape), dim2 % len(source.shape))
+    return _with_diagonal(lift, node, source, lift.tensor(new), offset, axes, is_whole=True)
+
+
+def _with_diagonal(
+    lift: Lifter,
+    node: torch.fx.Node,
+    source: Value,
+    written: Value,
+    offset: int,
+    axes: tuple[int, int],
+    *,
+    is_whole: bool,
+) -> Value:
+    """`source` with `written`, whose last axis runs along it, on a diagonal of two axes; on its beginning if not `is_whole`."""
+    dtype, extent = lift.dtype(node), written.shape[-1]
+    kept = [axis for axis in range(len(source.shape)) if axis not in axes]
 
     def body(out: Positions, _: Positions) -> Expr:
-        row, column = (fold(p) for p in out)
-        here = Binary("eq", row, column)
-        if not is_same(extent, rows) and not is_same(extent, columns):
-            here = Binary("and", here, Binary("lt", row, expr_of(extent)))
-        element = written.at((digit(row, extent),))
+        row, column = (fold(out[axis]) for axis in axes)
+        along = row if offset >= 0 else column
+        here = Binary("eq", plus(row, const(offset)), column)
+        if not is_whole:
+            here = Binary("and", here, Binary("lt", along, expr_of(extent)))
+        element = written.at((*(out[axis] for axis in kept), digit(along, extent)))
         return Select(here, exactly(element, dtype), source.at(out))
 
     return lift.make(node, source.shape, body, dtype, factors=source.factors)
