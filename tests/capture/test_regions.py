@@ -476,3 +476,64 @@ def test_scores_may_read_scores_at_a_point(fn: Callable[..., Any]) -> None:
     (region,) = finder.regions()
     emitted = emit(region, finder.lifter, finder.hints)
     assert all(n.op == "placeholder" for n in emitted.inputs)
+
+
+def features(x: T, a: T) -> T:
+    return torch.relu((x[:, None] - x[None])[..., None] * a)
+
+
+def with_bias(q: T, k: T, v: T, bias: T) -> T:
+    return (q @ k.mT + bias.permute(2, 0, 1)).softmax(-1) @ v
+
+
+def test_a_bias_of_features_of_pairs_goes_in() -> None:
+    """Nothing that is larger than the rows is read: neither the bias nor the features."""
+
+    def products(q: T, k: T, v: T, x: T, a: T, w: T) -> T:
+        return with_bias(q, k, v, features(x, a) @ w)
+
+    def linear(q: T, k: T, v: T, x: T, a: T, w: T) -> T:
+        return with_bias(q, k, v, F.linear(features(x, a), w.mT, a[:3]))
+
+    def einsum(q: T, k: T, v: T, x: T, a: T, w: T) -> T:
+        return (q @ k.mT + torch.einsum("ijf,fh->hij", features(x, a), w)).softmax(-1) @ v
+
+    q = r(2, 3, 40, 16)
+    for fn in (products, linear, einsum):
+        emitted = program_of(fn, q, q, q, r(40), r(24), r(24, 3))
+        assert all(n.op == "placeholder" for n in emitted.inputs)
+
+
+def test_a_bias_of_distances_goes_in() -> None:
+    """A distance of each pair is given, which is less than the bias; elsewhere the features would make a region."""
+
+    def fn(q: T, k: T, v: T, y: T, a: T, w: T) -> T:
+        return with_bias(q, k, v, torch.exp(y[..., None] - a) @ w)
+
+    q = r(2, 3, 40, 16)
+    emitted = program_of(fn, q, q, q, r(40, 40), r(24), r(24, 3))
+    assert all(n.op == "placeholder" for n in emitted.inputs)
+
+
+def test_other_products_for_pairs_stay_outside() -> None:
+    def projected(q: T, k: T, v: T, z: T, w: T) -> T:
+        return with_bias(q, k, v, torch.relu(z) @ w)
+
+    def rows_times_columns(q: T, k: T, v: T, x: T, y: T) -> T:
+        return (q @ k.mT + x @ y.mT).softmax(-1) @ v
+
+    def read_elsewhere(q: T, k: T, v: T, x: T, a: T, w: T) -> tuple[T, T]:
+        bias = features(x, a) @ w
+        return with_bias(q, k, v, bias), bias.cumsum(0)
+
+    q = r(2, 3, 40, 16)
+    cases = (
+        (projected, (r(40, 40, 24), r(24, 3))),
+        (rows_times_columns, (r(40, 8), r(40, 8))),
+        (read_elsewhere, (r(40), r(24), r(24, 3))),
+    )
+    for fn, args in cases:
+        finder = finder_of(fn, q, q, q, *args)
+        region = finder.regions()[-1]
+        read = emit(region, finder.lifter, finder.hints).inputs
+        assert any("mm" in str(n.target) for n in read), fn.__name__

@@ -540,7 +540,7 @@ row(
 """,
     dims="g: 2",
     inputs="Qh: f32[2, S, 4]; Kh: f32[2, T, 4]; W: f32[2, 2]",
-    kernels=[(1, 2), (1, 1), (1, 1)],
+    kernels=[(1, 2), (1, 1)],
 )
 XH = """
   size N, C

@@ -6,7 +6,7 @@ over what is computed row by row from the results, and back again over whatever 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -115,6 +115,7 @@ class Finder:
             pairs = Pairs(self.lifter, self.hints, weights, claimed)
             candidates = [c for c in self._components(pairs) if not c.closers <= claimed]
             complete = self._joined([r for r in candidates if self._complete(r, pairs)], pairs)
+            complete = [r for r in complete if not _is_within_another(r, complete)]
             self._leave_results(complete)
             held = {name for r in (*found, *complete) for name in r.members}
             found.extend(r for r in complete if self._is_taken(r, pairs, held))
@@ -383,7 +384,7 @@ class Finder:
                 cell = self.cells[name]
                 inner = _sides_through(load, reader, sides.get(reader.name, []))
                 is_late = reader.name in late and self._is_only_for(cell, reader, region)
-                if not is_late and not self._is_absorbed(cell, reader, bool(inner), region):
+                if not is_late and not self._is_absorbed(cell, reader, inner, region):
                     continue
                 region.members.add(name)
                 if is_late:
@@ -401,13 +402,14 @@ class Finder:
             and not self._outside(cell, region.members)
         )
 
-    def _is_absorbed(self, cell: Cell, reader: Cell, is_paired: bool, region: Region) -> bool:
+    def _is_absorbed(self, cell: Cell, reader: Cell, sides: Sides, region: Region) -> bool:
         pairs = region.pairs
         assert pairs is not None
+        is_paired = bool(sides)
         if cell.is_index or not cell.tensors:  # positions, and steps inside one op's rule
             return True
         if pairs.of[cell.name].contraction or self._ends_product(cell):
-            return False
+            return self._is_bias_of_features(cell, sides, region)
         if is_paired and not cell.is_pointwise:
             return True
         if not cell.dtype.is_float:
@@ -424,6 +426,37 @@ class Finder:
         if joined is not None:
             return self._is_joined_late(cell, joined, reader, region)
         return _is_lookup(cell) and pairs.of[reader.name].contraction
+
+    def _is_bias_of_features(self, cell: Cell, sides: Sides, region: Region) -> bool:
+        """Whether a product contracts features of each pair of rows that would be stored for it alone.
+
+        They are made of no more than it makes of them (positions, points, distances), and in the region they never reach memory.
+        A projection of pairs that are given stays outside, as a product of rows with columns does.
+        """
+        if region.is_weak or region.less > 1 or self._outside(cell, region.members):
+            return False
+        apart = [s for s in sides if s[0] and s[1] and s[0].isdisjoint(s[1])]
+        made, given = self._made_of(cell, apart)
+        known = region.members | made | {cell.name}
+        given |= {name for name in made if self._outside(self.cells[name], known)}
+        return bool(made - given) and all(self._count(n) <= self._count(cell.name) for n in given)
+
+    def _made_of(self, cell: Cell, sides: Sides) -> tuple[set[str], set[str]]:
+        """What varies along both sides of pairs behind a cell: names of what is computed, and of leaves."""
+        made: set[str] = set()
+        leaves: set[str] = set()
+        work = [(cell, sides)]
+        while work:
+            reader, along = work.pop()
+            for load in reader.loads():
+                name = load.buffer.name
+                inner = _sides_through(load, reader, along)
+                if inner and name not in self.cells:
+                    leaves.add(name)
+                elif inner and name not in made:
+                    made.add(name)
+                    work.append((self.cells[name], inner))
+        return made, leaves
 
     def _is_joined_late(
         self, cell: Cell, joined: frozenset[Dim], reader: Cell, region: Region
@@ -655,6 +688,16 @@ def _cone(sources: frozenset[str], pairs: Pairs) -> set[str]:
             found.add(name)
             work.extend(pairs.of[name].sources)
     return found
+
+
+def _is_within_another(region: Region, others: Iterable[Region]) -> bool:
+    """Whether another region computes all that this one would and keeps it to itself."""
+    return any(
+        o is not region
+        and region.members <= o.members
+        and not {root.name for root in region.roots} & {root.name for root in o.roots}
+        for o in others
+    )
 
 
 def readers(cell: Cell, lifter: Lifter) -> set[Node]:

@@ -234,15 +234,15 @@ FL_INLINE vf32 round_f16(vf32 x) {
   FL_INLINE vf32 NAME(vf32 x) { vf32 r; for (int w = 0; w < W; w++) r[w] = F32(x[w]); return r; } \
   FL_INLINE vf64 NAME(vf64 x) { vf64 r; for (int w = 0; w < W; w++) r[w] = F64(x[w]); return r; }
 #define FL_LIBM(NAME) FL_EACH(m_##NAME, __builtin_##NAME##f, __builtin_##NAME)
-FL_LIBM(sin) FL_LIBM(cos) FL_LIBM(tan) FL_LIBM(sinh) FL_LIBM(cosh) FL_LIBM(asin) FL_LIBM(acos) FL_LIBM(atan)
-FL_LIBM(asinh) FL_LIBM(acosh) FL_LIBM(atanh) FL_LIBM(erf) FL_LIBM(erfc) FL_LIBM(expm1) FL_LIBM(log1p)
+FL_LIBM(tan) FL_LIBM(sinh) FL_LIBM(cosh) FL_LIBM(asin) FL_LIBM(acos) FL_LIBM(atan)
+FL_LIBM(asinh) FL_LIBM(acosh) FL_LIBM(atanh) FL_LIBM(erf) FL_LIBM(erfc) FL_LIBM(expm1)
 FL_LIBM(floor) FL_LIBM(ceil) FL_LIBM(trunc) FL_LIBM(sqrt)
 FL_EACH(m_round, __builtin_rintf, __builtin_rint)
 #define FL_VECTOR_F32(NAME)                                                           \
   FL_INLINE f32 m_##NAME(f32 x) { return __builtin_##NAME##f(x); }                    \
   FL_INLINE f64 m_##NAME(f64 x) { return __builtin_##NAME(x); }                       \
   FL_INLINE vf64 m_##NAME(vf64 x) { vf64 r; for (int w = 0; w < W; w++) r[w] = __builtin_##NAME(x[w]); return r; }
-FL_VECTOR_F32(log2) FL_VECTOR_F32(log) FL_VECTOR_F32(tanh)
+FL_VECTOR_F32(log2) FL_VECTOR_F32(log) FL_VECTOR_F32(log1p) FL_VECTOR_F32(tanh) FL_VECTOR_F32(sin) FL_VECTOR_F32(cos)
 // exp and exp2 in double, by a polynomial, are for the vectors; scalars use the same so that a row and its tile agree.
 template <class T> struct IntOf;
 template <> struct IntOf<f32> { typedef i32 type; };
@@ -309,6 +309,33 @@ FL_INLINE vf32 m_log(vf32 x) {
   y = x == 0.0f ? spread(-FL_INF) : y;
   return x >= 0.0f ? y : spread(FL_NAN);
 }
+FL_INLINE vf32 m_log1p(vf32 x) {  // log(u) * x / (u - 1) mends what rounding 1 + x to u lost
+  vf32 u = x + 1.0f, low = u - 1.0f;
+  vf32 y = m_log(u) * (x / low);
+  y = u == FL_INF ? u : y;
+  return low == 0.0f ? x : y;
+}
+template <int QUARTER> FL_INLINE vf32 sine(vf32 x) {  // sin(x + QUARTER * pi / 2), in quarters of a turn
+  constexpr f32 MOST = 1e5f;  // beyond it the number of quarters is not exact
+  vi32 is_large = (m_abs(x) > MOST) & (m_abs(x) < FL_INF);
+  vf32 t = x * 0.636619772f + MAGIC;
+  vf64 turned = converted<vf64>(t - MAGIC) * spread(1.5707963267948966);
+  vf32 r = converted<vf32>(converted<vf64>(x) - turned);
+  vf32 z = r * r;
+  vf32 s = ((z * -1.9515295891e-4f + 8.3321608736e-3f) * z - 1.6666654611e-1f) * z * r + r;
+  vf32 c = ((z * 2.443315711809948e-5f - 1.388731625493765e-3f) * z + 4.166664568298827e-2f) * z * z - 0.5f * z + 1.0f;
+  vi32 at = (vi32)t + QUARTER;
+  vf32 y = (at & 1) != 0 ? c : s;
+  y = (vf32)((vi32)y ^ ((at & 2) << 30));
+  i32 any = 0;
+  for (int w = 0; w < W; w++) any |= is_large[w];
+  if (__builtin_expect(any, 0))
+    for (int w = 0; w < W; w++)
+      if (is_large[w]) y[w] = QUARTER ? __builtin_cosf(x[w]) : __builtin_sinf(x[w]);
+  return y;
+}
+FL_INLINE vf32 m_sin(vf32 x) { return sine<0>(x); }
+FL_INLINE vf32 m_cos(vf32 x) { return sine<1>(x); }
 FL_INLINE vf32 m_log2(vf32 x) {
   vf32 r;
   for (int w = 0; w < W; w++) r[w] = __builtin_log2f(x[w]);

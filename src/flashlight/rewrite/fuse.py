@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 
 from flashlight.errors import CompileError
@@ -9,10 +10,15 @@ from flashlight.ir.exprs import Cast, Const, Dim, Expr, Load, Reduce, dtype_of
 from flashlight.ir.monoids import SUM
 from flashlight.ir.nests import Nest, Program
 from flashlight.ir.visit import free_dims, loads, replace_loads, substitute, walk
+from flashlight.rewrite.recompute import Read, is_cheaper_than_read, is_joint
+from flashlight.rewrite.roles import elements
 from flashlight.rewrite.simplify import simplify
 
 SMALL_CONTRACTION = 64
 """A contraction over at most so many terms may be recomputed for every element of a dim that it does not depend on."""
+
+FEW = 8
+"""A sum of so many terms inside another one is part of its body: coordinates, not features."""
 
 LARGEST = 1500
 """No program may have more distinct subexpressions. Those of attention have tens, or hundreds."""
@@ -87,13 +93,23 @@ def value_at(nest: Nest, index: tuple[Expr, ...]) -> Expr:
 
 
 def _demote(reader: Nest, body: Expr, done: dict[str, Nest], outputs: set[str]) -> Expr:
+    """The body with contractions in the place of what reads them, and with those that they read."""
+    while True:
+        new = _demote_once(reader, body, done, outputs)
+        if new is body:
+            return body
+        body = new
+
+
+def _demote_once(reader: Nest, body: Expr, done: dict[str, Nest], outputs: set[str]) -> Expr:
     candidates = [c for c in loads(body) if is_flat_contraction(done.get(c.buffer.name))]
 
     def rule(load: Load) -> Expr | None:
         nest = done.get(load.buffer.name)
         if nest is None or not is_flat_contraction(nest):
             return None
-        if not is_demoted(nest, load, reader, body, candidates, is_output=nest.name in outputs):
+        is_output = nest.name in outputs
+        if not is_demoted(nest, load, reader, body, candidates, stored=done, is_output=is_output):
             return None
         return value_at(nest, load.index)
 
@@ -109,10 +125,11 @@ def _merged_sum(nest: Nest) -> Nest:
 
 
 def is_flat_contraction(nest: Nest | None) -> bool:
-    """A sum whose body holds no further reduction and reads no other nest's reduction."""
+    """A sum whose body holds no further reduction; features of pairs may be made of such over a few terms (of two points)."""
     if nest is None or nest.monoid is not SUM or not nest.reduced:
         return False
-    return not any(isinstance(node, Reduce) for node in walk(nest.body))
+    inner = [node for node in walk(nest.body) if isinstance(node, Reduce)]
+    return not inner or (all(elements(r.dims) <= FEW for r in inner) and is_joint(nest))
 
 
 def is_demoted(
@@ -122,30 +139,43 @@ def is_demoted(
     body: Expr,
     candidates: list[Load],
     *,
-    is_output: bool,
+    stored: Container[str] = (),
+    is_output: bool = False,
 ) -> bool:
     """Whether the contraction `nest` is recomputed inside `reader` instead of being stored.
 
     It is when the reader reduces over a dim on which the element read depends, and nothing is computed twice: every parallel dim
     of the reader that the element does not depend on is one that no contraction of the reader depends on either (a value's
-    feature dim). A tiny contraction may be computed again. A pointwise reader takes it only where it reads fewer elements than
-    the nest has (a gather, a diagonal).
+    feature dim). A tiny contraction may be computed again, and one that is no dot where that is cheap enough (`recompute`). A
+    pointwise reader takes it only where it reads fewer elements than the nest has (a gather, a diagonal).
     """
     index_dims = (
         frozenset[Dim]().union(*(free_dims(i) for i in load.index)) if load.index else frozenset()
     )
     if not reader.reduced:
         return not is_output and len(index_dims) < len(nest.parallel)
-    if not index_dims & set(reader.reduced):
-        return False
+    reduced = frozenset(reader.reduced)
+    if not index_dims & reduced:
+        return is_joint(nest) and not _may_share(nest, reader) and is_cheaper_than_read(nest)
     missing = set(reader.parallel) - index_dims
     paired = {d for c in candidates for i in c.index for d in free_dims(i)}
     paired |= {d for node in walk(body) if isinstance(node, Reduce) for d in free_dims(node)}
+    columns = {d for d, i in zip(nest.parallel, load.index, strict=True) if free_dims(i) & reduced}
+    read = Read(nest, frozenset(columns), elements(missing & paired))
+    if read.reads_again(stored):
+        return False
+    if is_joint(nest):
+        return read.is_computed()
     if not missing & paired:
         return True
     return all(
         isinstance(d.extent, Const) and d.extent.value <= SMALL_CONTRACTION for d in nest.reduced
     )
+
+
+def _may_share(nest: Nest, reader: Nest) -> bool:
+    """Whether one loop may compute both: they reduce over dims of equal extents."""
+    return {d.extent for d in nest.reduced} == {d.extent for d in reader.reduced}
 
 
 def _reachable(program: Program) -> Program:

@@ -221,6 +221,8 @@ class Placement:
         }
         if not set(nest.reduced) <= along or not fits_whole(nest.reduced):
             return None
+        if any(isinstance(n, Reduce) and free_dims(n) & along for n in walk(nest.body)):
+            return None  # scores along them: a loop of its own
         body = Reduce(nest.monoid, nest.reduced, nest.body)
         return replace(nest, monoid=None, reduced=(), body=body)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
-from flashlight.ir.exprs import Const, Dim, Expr, Reduce, Select, is_literal
+from flashlight.ir.dtypes import DType
+from flashlight.ir.exprs import Const, Dim, Expr, Reduce, Select, dtype_of, is_literal
 from flashlight.ir.nests import Nest
-from flashlight.ir.visit import free_dims, walk
+from flashlight.ir.visit import free_dims, loads, walk
 from flashlight.rewrite.align import is_constant_extent
 from flashlight.rewrite.bits import strip_casts
 from flashlight.rewrite.factor import product_of
@@ -23,7 +24,7 @@ def kept_and_whole(
 
     Rows of statistics that are read and dims of inner reductions are kept. Of the others a dim of small constant extent is
     whole if some factor of the body does without it: the feature dim of a value. Without rows of either kind it is a plain
-    product of matrices, of which only the last such dim is whole.
+    product of matrices, of which only the last such dim is whole; one without which features of pairs are computed comes first.
 
     Args:
         nest: a reduction.
@@ -33,17 +34,19 @@ def kept_and_whole(
     for node in walk(nest.body):
         if isinstance(node, Reduce):
             rows |= free_dims(node)
-    factors = _factors(strip_casts(nest.body))
+    parts = factors(strip_casts(nest.body))
     loop = frozenset(nest.reduced)
     whole: list[Dim] = []
-    for d in reversed(nest.parallel):
+    dims = list(reversed(nest.parallel))
+    if not rows & set(nest.parallel):
+        joint = [free_dims(f) for f in parts if is_joint_factor(f, nest)]
+        dims.sort(key=lambda d: all(d in f for f in joint))
+    for d in dims:
         if d in rows or not fits_whole((*whole, d)):
             continue
-        without = [
-            f for f in factors if d not in free_dims(f) and not loop.isdisjoint(free_dims(f))
-        ]
+        without = [f for f in parts if d not in free_dims(f) and not loop.isdisjoint(free_dims(f))]
         others = frozenset(nest.parallel) - frozenset(whole) - {d}
-        beside = frozenset[Dim]().union(*(free_dims(f) for f in factors if d in free_dims(f)))
+        beside = frozenset[Dim]().union(*(free_dims(f) for f in parts if d in free_dims(f)))
         if rows & set(nest.parallel):
             if without:
                 whole.insert(0, d)
@@ -53,16 +56,26 @@ def kept_and_whole(
     return tuple(d for d in nest.parallel if d not in whole), tuple(whole)
 
 
-def _factors(body: Expr) -> list[Expr]:
+def factors(body: Expr) -> list[Expr]:
     """Factors of a product, the condition of `where(c, x, 0)` among them."""
     found: list[Expr] = []
     p = product_of(body)
     for f in (*p.num, *p.den):
         if isinstance(f, Select) and is_literal(f.b, 0):
-            found.extend((f.condition, *_factors(f.a)))
+            found.extend((f.condition, *factors(f.a)))
         else:
             found.append(f)
     return found
+
+
+def is_joint_factor(factor: Expr, nest: Nest) -> bool:
+    """Whether a factor of a nest's body is made of several of its rows, which no load reads together: features of a pair."""
+    dims = free_dims(factor) & frozenset((*nest.parallel, *nest.reduced))
+    return (
+        len(dims & frozenset(nest.parallel)) > 1
+        and dtype_of(factor) is not DType.BOOL
+        and not any(dims <= free_dims(load) for load in loads(factor))
+    )
 
 
 def elements(dims: Iterable[Dim]) -> int:

@@ -1,0 +1,82 @@
+"""Which sums over features of pairs are computed again for each score, which by a kernel of their own, and which never stored."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashlight.ir.execute import execute_tiled
+from flashlight.ir.interpret import interpret
+from flashlight.ir.nests import Loop
+from flashlight.ir.text import parse_program
+from flashlight.pipeline import optimize, prepare
+from tests.rewrite.test_online_programs import assert_like
+from tests.support.online_programs import inputs_for
+
+ATTENTION = """
+program p
+  dim b: {B}, h: {H}, q: 24, k: 24, d: 8, e: 8, f: {F}, c: 3, g: {F}
+  input Q: f32[{B}, {H}, 24, 8]
+  input K: f32[{B}, {H}, 24, 8]
+  input V: f32[{B}, {H}, 24, 8]
+  input X: f32[24, 3]
+  input Z: f32[24, 24]
+  input A: f32[{F}]
+  input C: f32[{F}]
+  input M: f32[{F}, {F}]
+  input W: f32[{F}, {H}]
+  nest dot (b, h, q, k | d) f32: sum Q[b, h, q, d] * K[b, h, k, d]
+  {bias}
+  nest s (b, h, q, k) f32: dot[b, h, q, k] + bias[q, k, h]
+  nest m (b, h, q | k) f32: max s[b, h, q, k]
+  nest l (b, h, q | k) f32: sum exp(s[b, h, q, k] - m[b, h, q])
+  nest O (b, h, q, e | k) f32: sum exp(s[b, h, q, k] - m[b, h, q]) / l[b, h, q] * V[b, h, k, e]
+  output O
+"""
+RELATIVE = "nest bias (q, k, h | f) f32: sum max(f32(q - k) * A[f] + C[f], 0.0) * W[f, h]"
+DISTANCE = "nest y (q, k | c) f32: sum (X[q, c] - X[k, c]) * (X[q, c] - X[k, c])\n"
+GAUSSIAN = DISTANCE + "  nest bias (q, k, h | f) f32: sum exp(y[q, k] * A[f]) * W[f, h]"
+GIVEN = "nest bias (q, k, h | f) f32: sum exp(Z[q, k] * A[f]) * W[f, h]"
+HIDDEN = """nest u (q, k, g | f) f32: sum max(f32(q - k) * A[f] + C[f], 0.0) * M[f, g]
+  nest bias (q, k, h | g) f32: sum max(u[q, k, g], 0.0) * W[g, h]"""
+NORM = """nest n (q, k | f) f32: sum (f32(q - k) * A[f]) ** 2.0
+  nest bias (q, k, h | f) f32: sum f32(q - k) * A[f] * rsqrt(n[q, k]) * W[f, h]"""
+
+
+def loops(bias: str, B: int = 1, H: int = 2, F: int = 16) -> tuple[Loop, ...]:
+    """The kernels of attention with a bias, after comparing with its meaning."""
+    program, _ = prepare(parse_program(ATTENTION.format(bias=bias, B=B, H=H, F=F)))
+    result = optimize(program)
+    values = inputs_for(program)
+    expected = interpret(program, values)
+    assert_like(interpret(result, values), expected, "as loops")
+    assert_like(execute_tiled(result, values, 8, 8), expected, "in tiles")
+    return result.loops
+
+
+@pytest.mark.parametrize("bias", [RELATIVE, GAUSSIAN, GIVEN])
+def test_few_heads_compute_features_again(bias: str) -> None:
+    assert len(loops(bias)) == 1
+
+
+@pytest.mark.parametrize(("B", "H", "F"), [(16, 2, 16), (1, 16, 32)])
+def test_features_for_many_samples_or_heads_are_computed_once(B: int, H: int, F: int) -> None:
+    bias, attention = loops(GAUSSIAN, B, H, F)
+    assert [len(g.dims) for g in bias.gives] == [3]  # the bias; neither features nor distances
+    assert "exp" in str(bias)
+    assert len(attention.carries) == 3
+
+
+def test_a_hidden_layer_is_read_once() -> None:
+    """It is stored, and larger than what is made of it: no head reads it again."""
+    *_, made, attention = loops(HIDDEN)
+    assert [len(g.dims) for g in made.gives] == [3]
+    assert len(attention.carries) == 3
+
+
+def test_a_few_coordinates_are_no_hidden_layer() -> None:
+    assert len(loops(HIDDEN, F=4)) == 1
+
+
+def test_a_norm_over_features_shares_their_loop() -> None:
+    bias, _ = loops(NORM)
+    assert len(bias.carries) == 2
