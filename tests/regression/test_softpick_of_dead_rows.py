@@ -1,4 +1,6 @@
-"""A row whose scores are all the least number: exp(-m) is inf in eager and its relu 0, where ours was NaN (fuzz seed 60094)."""
+"""A row whose scores are all the least number: exp(-m) is inf in eager and its relu 0, where ours was NaN (fuzz seed 60094), and so
+were the squares of its weights (seed 500286).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def fn(q, k, v):
     s = s.masked_fill(torch.arange(9)[:, None] == 4, -torch.inf)  # NaN in eager
     m = s.amax(-1, keepdim=True)
     w = torch.exp(s - m) - torch.exp(-m)
-    return F.relu(w) / (w.abs().sum(-1, keepdim=True) + 1e-6) @ v
+    p = F.relu(w) / (w.abs().sum(-1, keepdim=True) + 1e-6)
+    return p @ v, (p * p).sum(-1)
 """
 
 

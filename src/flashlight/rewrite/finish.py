@@ -133,9 +133,11 @@ def _with_factors(
     for guard in (*(g for g in dict.fromkeys(guards) if g is not None), None):
         own = [c for c in corrections if c.guard is guard]
         divisors = [_cancelled(f.value, own, finishes) for f in den if f.guard is guard]
-        row = [f.value for f in num if f.guard is guard] + [c.factor for c in own]
+        row = [f.value for f in num if f.guard is guard] + [c.factor for c in own[:1]]
         inner = value
         value = mul(value, product(row, value)) if row else value
+        for c in own[1:]:  # one by one: each is clipped to a number, and 0 times their product may be none
+            value = mul(value, c.factor)
         for d in divisors:
             value = div(value, d)
         if guard is not None and value is not inner:
