@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor import config as inductor
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
@@ -262,10 +263,40 @@ def test_under_the_wrapper_in_cpp(fn: Any) -> None:
 
 
 def test_dynamic_shapes_compile_once() -> None:
-    counter = torch._dynamo.testing.CompileCounterWithBackend("flashlight")
+    counter = CompileCounterWithBackend("flashlight")
     compiled = torch.compile(attention, backend=counter, dynamic=True)
     for lengths in ((40, 50, 50), (7, 120, 120), (64, 64, 64)):
         check(compiled, args=qkv(*lengths))
+    assert counter.frame_count == 1
+
+
+def of_features(x: T) -> T:
+    """Attention of features to features: its scores are sums over the length."""
+    return (x.mT @ x / x.shape[-2]).softmax(-1) @ x.mT
+
+
+def test_what_is_marked_dynamic_stays_free() -> None:
+    """A guard on such a size is an error of Dynamo's."""
+    counter = CompileCounterWithBackend("flashlight")
+    compiled = torch.compile(of_features, backend=counter)
+    for length in (64, 40):
+        x = qkv(length)[0]
+        torch._dynamo.mark_dynamic(x, 2)
+        check(compiled, of_features, (x,))
+    assert counter.frame_count == 1
+
+
+def of_features_in_chunks(x: T) -> T:
+    """As in models of states: a length is padded and cut, and each chunk is summed over."""
+    chunks = F.pad(x, (0, 0, 0, -x.shape[2] % 32)).reshape(*x.shape[:2], -1, 32, x.shape[3])
+    return of_features(chunks)
+
+
+def test_a_length_in_chunks_stays_free() -> None:
+    counter = CompileCounterWithBackend("flashlight")
+    compiled = torch.compile(of_features_in_chunks, backend=counter, dynamic=True)
+    for length in (70, 111, 200):
+        check(compiled, of_features_in_chunks, qkv(length)[:1])
     assert counter.frame_count == 1
 
 
@@ -298,6 +329,25 @@ def test_an_exported_package(tmp_path: Any) -> None:
         )
     assert len(backend.last_report().regions) == 1
     check(torch._inductor.aoti_load_package(package), args=args)
+
+
+class OfFeatures(torch.nn.Module):
+    def forward(self, x: T) -> T:
+        return of_features(x)
+
+
+@pytest.mark.slow
+def test_an_exported_package_for_every_length(tmp_path: Any) -> None:
+    """Nothing checks guards of a package, so none may be made."""
+    sizes = ({2: torch.export.Dim("n", min=2, max=512)},)
+    with flashlight.enabled():
+        exported = torch.export.export(OfFeatures(), qkv(64)[:1], dynamic_shapes=sizes)
+        package = torch._inductor.aoti_compile_and_package(
+            exported, package_path=str(tmp_path / "model.pt2")
+        )
+    assert len(backend.last_report().regions) == 1
+    for length in (64, 40, 100):
+        check(torch._inductor.aoti_load_package(package), of_features, qkv(length)[:1])
 
 
 def test_autocast() -> None:
