@@ -116,9 +116,10 @@ class Finder:
             candidates = [c for c in self._components(pairs) if not c.closers <= claimed]
             complete = self._joined([r for r in candidates if self._complete(r, pairs)], pairs)
             complete = [r for r in complete if not _is_within_another(r, complete)]
-            self._leave_results(complete)
             held = {name for r in (*found, *complete) for name in r.members}
-            found.extend(r for r in complete if self._is_taken(r, pairs, held))
+            taken = [r for r in complete if self._is_taken(r, pairs, held)]
+            self._leave_results(taken)
+            found += taken
             if not weights:
                 self._note_open(pairs, {name for r in candidates for name in r.members})
         return sorted(found, key=lambda r: max(self.rank[name] for name in r.closers))
@@ -241,7 +242,7 @@ class Finder:
         owner = {name: region for region in regions for name in self._results(region)}
         for region in regions:
             others = {n for n in region.members if owner.get(n, region) is not region}
-            region.members -= others - self._derived(region)
+            region.members -= others - region.paired - self._derived(region)
 
     def _merged(self, a: Region, b: Region, pairs: Pairs) -> Region | None:
         """Both as one region, or None where something lies between them."""
