@@ -55,3 +55,33 @@ def test_biases_of_features_of_pairs() -> None:
     for result in run_cases([Case(p, optimize=True) for p in programs]):
         assert "failed" not in result, result["failed"]
         assert max(result["errors"].values()) < 2e-5
+
+
+MIXED = """
+program mixed
+  dim g: 3, h: 3, q: 40, k: 40, d: 16, e: 16
+  input Q: f32[3, 40, 16]
+  input K: f32[3, 40, 16]
+  input V: f32[3, 40, 16]
+  input W: f32[3, 3]
+  nest dot (h, q, k | d) f32: sum Q[h, q, d] * K[h, k, d]
+  {nests}
+  nest O (g, q, e | k) f32: sum {weight} * V[g, k, e]
+  output O
+"""
+BEFORE = """nest s (g, q, k | h) f32: sum W[g, h] * dot[h, q, k]
+  nest m (g, q | k) f32: max s[g, q, k]
+  nest l (g, q | k) f32: sum exp(s[g, q, k] - m[g, q])"""
+AFTER = """nest m (h, q | k) f32: max dot[h, q, k]
+  nest l (h, q | k) f32: sum exp(dot[h, q, k] - m[h, q])
+  nest p (g, q, k | h) f32: sum W[g, h] * (exp(dot[h, q, k] - m[h, q]) / l[h, q])"""
+
+
+def test_mixed_heads() -> None:
+    before = MIXED.format(nests=BEFORE, weight="exp(s[g, q, k] - m[g, q]) / l[g, q]")
+    after = MIXED.format(nests=AFTER, weight="p[g, q, k]")
+    programs = [fuse(parse_program(text)) for text in (before, after)]
+    assert all("(g, q, k" not in str(p) for p in programs)
+    for result in run_cases([Case(str(p), optimize=True) for p in programs]):
+        assert "failed" not in result, result["failed"]
+        assert max(result["errors"].values()) < 2e-5

@@ -80,3 +80,50 @@ def test_a_few_coordinates_are_no_hidden_layer() -> None:
 def test_a_norm_over_features_shares_their_loop() -> None:
     bias, _ = loops(NORM)
     assert len(bias.carries) == 2
+
+
+MIXED = """
+program p
+  dim g: {H}, h: {H}, q: 12, k: 12, d: {D}, e: 4
+  input Q: f32[{H}, 12, {D}]
+  input K: f32[{H}, 12, {D}]
+  input V: f32[{H}, 12, 4]
+  input W: f32[{H}, {H}]
+  input U: f32[{H}, {H}]
+  nest dot (h, q, k | d) f32: sum Q[h, q, d] * K[h, k, d]
+  {body}
+  output O
+"""
+SOFTMAX = """nest m ({h}, q | k) f32: max {s}[{h}, q, k]
+  nest l ({h}, q | k) f32: sum exp({s}[{h}, q, k] - m[{h}, q])
+  nest p ({h}, q, k) f32: exp({s}[{h}, q, k] - m[{h}, q]) / l[{h}, q]
+"""
+BEFORE = "nest s (g, q, k | h) f32: sum W[g, h] * dot[h, q, k]\n  "
+AFTER = "  nest t (g, q, k | h) f32: sum U[g, h] * p[h, q, k]\n"
+RESULT = "  nest O (g, q, e | k) f32: sum {p}[g, q, k] * V[g, k, e]"
+BODIES = {
+    "before": BEFORE + SOFTMAX.format(h="g", s="s") + RESULT.format(p="p"),
+    "after": SOFTMAX.format(h="h", s="dot") + AFTER + RESULT.format(p="t"),
+}
+
+
+def kernels_of_mixed(body: str, H: int, D: int) -> tuple[Loop, ...]:
+    program, _ = prepare(parse_program(MIXED.format(body=BODIES[body], H=H, D=D)))
+    result = optimize(program)
+    values = inputs_for(program)
+    expected = interpret(program, values)
+    assert_like(interpret(result, values), expected, "as loops")
+    assert_like(execute_tiled(result, values, 4, 4), expected, "in tiles")
+    return result.loops
+
+
+@pytest.mark.parametrize(("body", "kernels"), [("before", 1), ("after", 2)])
+def test_scores_of_a_few_heads_are_computed_for_each(body: str, kernels: int) -> None:
+    loops_ = kernels_of_mixed(body, 3, 4)
+    assert len(loops_) == kernels
+    assert all(len(g.dims) < 3 or g.name == "y0" for loop in loops_ for g in loop.gives)
+
+
+@pytest.mark.parametrize(("body", "kernels"), [("before", 2), ("after", 3)])
+def test_too_many_products_are_not_computed_again(body: str, kernels: int) -> None:
+    assert len(kernels_of_mixed(body, 16, 80)) == kernels

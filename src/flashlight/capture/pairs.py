@@ -20,6 +20,7 @@ from flashlight.ir.visit import children, free_dims, loads, substitute, walk
 from flashlight.lift.cells import Cell, Leaf, dims_of_load
 from flashlight.lift.extents import hint, is_one
 from flashlight.lift.lift import Lifter
+from flashlight.rewrite.recompute import MIXED
 
 Places = frozenset[int]
 
@@ -41,6 +42,8 @@ class Pair:
         is_slim: made by a product with a weight over few features, so that it may be one with learned keys.
         is_normal: whether a statistic of it has come back to it. A product closes a slim pair only then: what a projection
             makes goes into products too.
+        depth: how many products make one element of it.
+        is_mixed: whether it is a sum of several such, one for each head.
     """
 
     rows: Places
@@ -48,6 +51,8 @@ class Pair:
     is_strong: bool
     is_slim: bool = False
     is_normal: bool = False
+    depth: int = 1
+    is_mixed: bool = False
 
     @property
     def must_pay(self) -> bool:
@@ -148,6 +153,9 @@ class Pairs:
         if closed and not (kept and cell.is_pointwise):  # scores less their own diagonal are scores
             sources = frozenset(i.source for i in closed)
             return Pairing(frozenset(), True, sources, product, weighted=weighted)
+        mixed = [i for i in incoming if cell.contraction and self._is_mixed(cell, i)]
+        if mixed:
+            return self._kept(cell, mixed)
         keeps = weighted and operands is not None and self._is_projected(cell, *operands)
         if operands is not None and not (keeps and any(self._is_kept(cell, i) for i in incoming)):
             made = self._origin(cell, *operands, weighted)
@@ -156,23 +164,44 @@ class Pairs:
                 pairs = frozenset((made,)) if made is not None else frozenset[Pair]()
                 return Pairing(pairs, False, sources, True, made is not None, weighted)
         if kept:
-            places = {d: n for n, d in enumerate(cell.nest.parallel)}
-            pairs = frozenset(
-                Pair(
-                    frozenset(places[d] for d in i.rows if d in places),
-                    frozenset(places[d] for d in i.columns if d in places),
-                    i.pair.is_strong,
-                    i.pair.is_slim,
-                    i.pair.is_normal or self._follows(cell),
-                )
-                for i in kept
-            )
-            return Pairing(pairs, False, frozenset(i.source for i in kept))
+            return self._kept(cell, kept)
         has_two_sides = any(i.pair.rows and i.pair.columns for i in incoming)
         outer = self._outer_product(cell) if not has_two_sides else None
         if outer is not None:
             return Pairing(frozenset((outer,)), False, frozenset(), origin=True)
         return Pairing()
+
+    def _kept(self, cell: Cell, incoming: list[_Incoming]) -> Pairing:
+        """A reader of pairs that holds them itself."""
+        places = {d: n for n, d in enumerate(cell.nest.parallel)}
+        width = self._width(cell) if cell.contraction else 1
+        pairs = frozenset(
+            Pair(
+                frozenset(places[d] for d in i.rows if d in places),
+                frozenset(places[d] for d in i.columns if d in places),
+                i.pair.is_strong,
+                i.pair.is_slim,
+                i.pair.is_normal or self._follows(cell),
+                i.pair.depth * width,
+                i.pair.is_mixed or width > 1,
+            )
+            for i in incoming
+        )
+        return Pairing(pairs, False, frozenset(i.source for i in incoming), cell.contraction)
+
+    def _is_mixed(self, cell: Cell, incoming: _Incoming) -> bool:
+        """Whether a product sums scores of a few heads, all of which are cheap enough to compute for each result."""
+        pair = incoming.pair
+        return (
+            pair.is_strong
+            and not pair.is_mixed
+            and not incoming.is_closed
+            and pair.depth * self._width(cell) <= MIXED
+        )
+
+    def _width(self, cell: Cell) -> int:
+        """Over how many terms a cell sums."""
+        return math.prod(integer_hint(d.extent, self.hints) for d in cell.nest.reduced)
 
     def _follows(self, cell: Cell) -> bool:
         names = {load.buffer.name for load in cell.loads()} & self.of.keys()
@@ -293,7 +322,7 @@ class Pairs:
         if not rows and not columns:
             return None
         if not weighted:
-            return Pair(rows, columns, True)
+            return Pair(rows, columns, True, depth=self._width(cell))
         size = self.count(cell.name)
         read = [self.count(load.buffer.name) for e in (a, b) for load in loads(e)]
         if self.weights and rows and columns and all(n < size for n in read):
@@ -303,8 +332,7 @@ class Pairs:
         return None
 
     def _is_slim(self, cell: Cell) -> bool:
-        extents = [integer_hint(d.extent, self.hints) for d in cell.nest.reduced]
-        return math.prod(extents) <= SLIM
+        return self._width(cell) <= SLIM
 
     def _is_weighted(self, cell: Cell, a: Expr, b: Expr) -> bool:
         """Whether one factor is a parameter or what is made of one, with no batch dims in common with the other."""

@@ -538,7 +538,7 @@ class Finder:
             for node in sorted(self._outside(cell, held), key=self.order.__getitem__):
                 nearest = nearest or (node, cell)
                 following = self._cells_of(node)
-                if not following:
+                if not following or self._ends(node, pairs):
                     return node, cell
                 fresh = [c.name for c in following if pairs.of[c.name].pairs and c.name not in seen]
                 seen.update(fresh)
@@ -644,6 +644,8 @@ class Finder:
     def _refuse_node(self, region: Region, node: Node, cell: Cell | None = None) -> None:
         """Say which node keeps scores from being fused."""
         refusal = self._refusal(node, cell)
+        if region.pairs is not None and region.pairs.weights:
+            return  # where there are pairs without weights, it was said before
         if not region.is_weak and refusal not in self.refusals:
             self.refusals.append(refusal)
 
@@ -668,7 +670,7 @@ class Finder:
         if any(c.contraction for c in self._cells_of(node)):
             return Refusal(
                 "scores-mixed",
-                f"The op '{name}' makes new scores of several, such as those of all heads.",
+                f"The op '{name}' makes new scores of too many, such as those of all heads.",
                 where,
                 "Mixing the results instead of the scores would be fused.",
             )

@@ -17,7 +17,7 @@ from flashlight.codegen.places import Place, Places
 from flashlight.ir.dtypes import DType, promote
 from flashlight.ir.exprs import Const, Dim, Expr, Index, Reduce, dtype_of
 from flashlight.ir.monoids import SUM, Monoid
-from flashlight.ir.visit import free_dims, loads, substitute
+from flashlight.ir.visit import free_dims, loads, substitute, walk
 from flashlight.rewrite.footprint import DEEP, DEEP_CHUNK
 from flashlight.rewrite.schedule import power_of_two
 
@@ -413,6 +413,8 @@ class Reductions(ABC):
         outer_axes = self.axes(node.body, ctx.without(node.dims))
         size = math.prod(a.block for a in outer_axes)
         wide = len(outer_axes) >= 2 and size * count > _TILE_ELEMENTS
+        if len(outer_axes) >= 2 and holds_contraction(node):
+            return self._looped(node, ctx, guarded)
         if not wide and count <= WIDEST * 4:
             return self._folded(node, ctx, guarded)
         if node.monoid.is_position:
@@ -489,6 +491,13 @@ class Reductions(ABC):
         carried = [("total", identity(b, node.monoid, dtype), axes)]
         key = ("looped", *self._key(node, ctx, guarded))
         return b.loop(f"{dim.name}_i", zero, end, "inner", None, carried, body, key=key)[0]
+
+
+def holds_contraction(node: Reduce) -> bool:
+    """Whether each term of a reduction is made by another one: one of several heads' scores."""
+    return any(
+        isinstance(n, Reduce) and not free_dims(n).isdisjoint(node.dims) for n in walk(node.body)
+    )
 
 
 def identity(b: Builder, monoid: Monoid, dtype: DType) -> Value:

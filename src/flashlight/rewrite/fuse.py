@@ -10,7 +10,7 @@ from flashlight.ir.exprs import Cast, Const, Dim, Expr, Load, Reduce, dtype_of
 from flashlight.ir.monoids import SUM
 from flashlight.ir.nests import Nest, Program
 from flashlight.ir.visit import free_dims, loads, replace_loads, substitute, walk
-from flashlight.rewrite.recompute import Read, is_cheaper_than_read, is_joint
+from flashlight.rewrite.recompute import Read, is_cheaper_than_read, is_joint, is_mixed
 from flashlight.rewrite.roles import elements
 from flashlight.rewrite.simplify import simplify
 
@@ -125,11 +125,16 @@ def _merged_sum(nest: Nest) -> Nest:
 
 
 def is_flat_contraction(nest: Nest | None) -> bool:
-    """A sum whose body holds no further reduction; features of pairs may be made of such over a few terms (of two points)."""
+    """A sum whose body holds no further reduction.
+
+    What is made of pairs may hold sums over a few terms (of two points), and dots (the scores of several heads).
+    """
     if nest is None or nest.monoid is not SUM or not nest.reduced:
         return False
     inner = [node for node in walk(nest.body) if isinstance(node, Reduce)]
-    return not inner or (all(elements(r.dims) <= FEW for r in inner) and is_joint(nest))
+    return not inner or (
+        is_joint(nest) and (all(elements(r.dims) <= FEW for r in inner) or is_mixed(nest))
+    )
 
 
 def is_demoted(

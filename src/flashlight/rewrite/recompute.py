@@ -23,6 +23,9 @@ BYTE = 4
 DEAR = 10
 """Operations that a function beyond arithmetic takes, or a division."""
 
+MIXED = 1024
+"""So many products may be computed again for each element: 16 heads of 64. A device does 8 or 15 in the time of an operation."""
+
 MEMORY = 2
 """Computing again may take 1 + MEMORY times as long where it saves memory as large as the scores, 1 + MEMORY / n for an n-th of it."""
 
@@ -42,6 +45,19 @@ def is_joint(nest: Nest) -> bool:
     """
     parts = factors(strip_casts(nest.body))
     return nest.monoid is SUM and any(is_joint_factor(f, nest) for f in parts)
+
+
+def is_mixed(nest: Nest) -> bool:
+    """Whether a sum is one of scores, each of which is a dot: of those of a few heads."""
+    inner = [node for node in walk(nest.body) if isinstance(node, Reduce)]
+    depth = max((elements(node.dims) for node in inner), default=MIXED)
+    return all(_is_dot(r, nest) for r in inner) and depth * elements(nest.reduced) <= MIXED
+
+
+def _is_dot(node: Reduce, nest: Nest) -> bool:
+    """Whether a sum inside a nest's body is a product of what is read for each of its rows."""
+    parts = factors(strip_casts(node.body))
+    return node.monoid is SUM and not any(is_joint_factor(f, nest) for f in parts)
 
 
 @dataclass(frozen=True)
@@ -66,6 +82,8 @@ class Read:
 
     def is_computed(self) -> bool:
         """Whether each element is computed for each read, rather than once by a kernel that stores it."""
+        if is_mixed(self.nest):
+            return self.again == 1
         moved = self.nest.dtype.bits // 8 * (1 + self.again)
         once = self._operations(lambda dims: elements(frozenset(self.nest.parallel) - dims))
         longer = self.again * self.operations() / (once + BYTE * moved)
