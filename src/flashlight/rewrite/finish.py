@@ -136,7 +136,8 @@ def _with_factors(
         row = [f.value for f in num if f.guard is guard] + [c.factor for c in own[:1]]
         inner = value
         value = mul(value, product(row, value)) if row else value
-        for c in own[1:]:  # one by one: each is clipped to a number, and 0 times their product may be none
+        # The rest one by one: each is clipped to a number, and 0 times their product may be none.
+        for c in own[1:]:
             value = mul(value, c.factor)
         for d in divisors:
             value = div(value, d)

@@ -37,6 +37,7 @@ from flashlight.ir.exprs import (
 from flashlight.ir.monoids import ALL, ANY, MAX, MIN, SUM
 from flashlight.ir.nests import Loop, Nest, Program
 from flashlight.ir.visit import children, free_dims, rewrite, substitute, walk
+from flashlight.rewrite import whole
 from flashlight.rewrite.fold import fold_binary, fold_cast, fold_unary
 from flashlight.rewrite.polynomial import (
     Polynomial,
@@ -185,6 +186,9 @@ def _cast(expr: Cast) -> Expr | None:
         return x
     if isinstance(x, Cast) and x.dtype is DType.I64 and dtype_of(x.x) is DType.I32:
         return Cast(x.x, dtype)
+    if isinstance(x, Cast) and source.is_float and dtype.is_float:
+        position = whole.whole(expr)
+        return None if position is None else Cast(position, dtype)
     return None
 
 
@@ -267,7 +271,7 @@ def _comparison(expr: Binary) -> Expr | None:
             return a if wanted else Unary("not", a)
     if dtype_of(a).is_int and dtype_of(b).is_int:
         return _changed(_integer_comparison(op, a, b), expr)
-    return None
+    return whole.comparison(op, a, b) if _is_float(a) or _is_float(b) else None
 
 
 def _integer_comparison(op: str, a: Expr, b: Expr) -> Expr:
@@ -449,6 +453,9 @@ def _float(expr: Binary) -> Expr | None:
         and isinstance(a, Const)
     ):
         return Select(b.condition, Binary(op, a, b.a), Binary(op, a, b.b))
+    positions = whole.difference(op, a, b, dtype_of(expr))
+    if positions is not None:
+        return positions
     match op, b:
         case (("add" | "sub"), Const(value, _)) if value == 0:
             return _as(a, dtype_of(expr))
