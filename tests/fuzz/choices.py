@@ -27,6 +27,7 @@ FEATURES: Mapping[str, tuple[Any, ...]] = {
         *("in_float", "sigmoid", "relu_squared", "bare", "relu_normalised", "over_queries"),
         *("both_ways", "sharpened", "no_nan", "zeroed", "clamped_shift", "mean_shift", "kept_rows"),
         *("softpick", "softplus", "stable_max", "two_norm", "log_plus_one", "gelu_one_norm", "gated"),
+        "mixed",
     ),
     "mask": (
         *("none", "causal", "bottom_right", "window", "band", "prefix", "ids", "ids_causal"),
@@ -42,9 +43,9 @@ FEATURES: Mapping[str, tuple[Any, ...]] = {
     ),
     "bias": (
         *("none", "pair", "full", "per_head", "per_key", "table", "alibi", "alibi_signed"),
-        *("buckets", "distance"),
+        *("buckets", "distance", "ramps", "gaussians"),
     ),
-    "cap": ("none", "tanh", "temperature", "square", "clamp", "row_temperature"),
+    "cap": ("none", "tanh", "temperature", "square", "clamp", "row_temperature", "mixed_heads"),
     "order": ("plain", "mask_first", "cap_first", "bias_last"),
     "scale": (
         *("on_scores", "none", "on_queries", "divided", "both_roots", "on_keys", "learned"),

@@ -335,8 +335,34 @@ class _Writer:
                 far = "(xs[:, :, None] - ys[:, None]).pow(2).sum(-1)"
                 self.say(f"{s} = {s} - 0.5 * {self.per_sample(far)}")
 
+            case "ramps":
+                self.random("far", "3")
+                self.random("ramps", "3", "H * G")
+                self.positions()
+                self._contracted(s, "torch.relu((j - i)[..., None] * far + far[0])", "ramps")
+            case "gaussians":
+                self.random("xs", "S", "3")
+                self.random("ys", T, "3")
+                self.random("means", "4", gain=".abs()")
+                self.random("peaks", "4", "H * G")
+                self.say("near = (xs[:, None] - ys).pow(2).sum(-1)[..., None] - means")
+                self._contracted(s, "torch.exp(-(near ** 2))", "peaks")
+
+    def _contracted(self, s: str, features: str, weights: str) -> None:
+        """A bias for each head from features of each pair."""
+        five = ".unflatten(0, (H, G))" if self.c.is_five else ""
+        self.say(f"{s} = {s} + ({features} @ {weights}).permute(2, 0, 1){five}")
+
+    def mixed(self, x: str) -> str:
+        """Weighted sums of what heads have."""
+        self.random("mix", "H * G", "H * G")
+        flat, five = (".flatten(1, 2)", ".unflatten(1, (H, G))") if self.c.is_five else ("", "")
+        return f"torch.einsum('gh,bhij->bgij', mix, {x}{flat}){five}"
+
     def _cap(self, s: str) -> None:
         match self.c.cap:
+            case "mixed_heads":
+                self.say(f"{s} = {self.mixed(s)}")
             case "tanh":
                 self.say(f"{s} = 5 * torch.tanh({s} / 5)")
             case "temperature":
@@ -543,6 +569,8 @@ class _Writer:
                 self.say(f"{p} = {w} / {total}")
             case "no_nan":
                 self.say(f"{p} = torch.nan_to_num({s}.softmax(-1), nan=0.0)")
+            case "mixed":
+                self.say(f"{p} = {self.mixed(f'{s}.softmax(-1)')}")
             case "zeroed":
                 self.say(f"{p} = {s}.softmax(-1).masked_fill(~keep, 0.0)")
             case _:

@@ -118,14 +118,17 @@ def _compile(
     """A region's canonical program with kernels that are known to build, or why there are none."""
     origins = origins_of(emitted.program)
     where = origins[-1].line if origins else ""
+    no_inputs = Refusal("no-inputs", "The region reads no tensor.", where)
     if not emitted.inputs:
-        return Refusal("no-inputs", "The region reads no tensor.", where)
+        return no_inputs
     device = device_of(emitted.inputs)
     if any(n.meta["val"].device != device and n.meta["val"].dim() for n in emitted.inputs):
         return Refusal("devices", "The region reads tensors of several devices.", where)
     trace.left("lifted", emitted.program)
     program, views, sizes = _canonical(emitted.program)
     trace.left("canonical", program)
+    if not program.inputs:
+        return no_inputs  # what it read did not matter
     if not {s.name for s in sizes} <= known_sizes(lifter.graph, lifter.sizes):
         message = "The region's sizes are not known before the graph runs."
         return Refusal("unknown-sizes", message, where)
