@@ -26,7 +26,7 @@ DEAR = 10
 MIXED = 1024
 """So many products may be computed again for each element: 16 heads of 64. A device does 8 or 15 in the time of an operation."""
 
-MEMORY = 2
+MEMORY = 3
 """Computing again may take 1 + MEMORY times as long where it saves memory as large as the scores, 1 + MEMORY / n for an n-th of it."""
 
 _DEAR = frozenset(

@@ -547,7 +547,7 @@ def is_wide(t: torch.Tensor, tiled: Iterable[int]) -> bool:
 
 
 def f32_precision(f32: Float32 = "split") -> Precision:
-    """How dots of f32 operands multiply: as torch's float32 matmul precision asks (docs/decisions/0010)."""
+    """How dots of f32 operands multiply: as torch's float32 matmul precision asks (docs/decisions/0012)."""
     if torch.get_float32_matmul_precision() != "highest":
         return "tf32"
     return "ieee" if f32 == "ieee" or torch.version.hip else "tf32x3"
