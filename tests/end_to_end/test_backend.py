@@ -18,6 +18,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import flashlight
 from flashlight import backend
+from tests.support import oracle
 
 T = torch.Tensor
 
@@ -298,6 +299,35 @@ def test_a_length_in_chunks_stays_free() -> None:
     for length in (70, 111, 200):
         check(compiled, of_features_in_chunks, qkv(length)[:1])
     assert counter.frame_count == 1
+
+
+class Scores(Counting):
+    """Counts the products that give 256 x 256 matrices."""
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        products = graph.find_nodes(op="call_function", target=torch.ops.aten.bmm.default)
+        shapes = [n.meta["val"].shape for n in products]
+        self.calls += sum(shape[-2:] == (256, 256) for shape in shapes)
+
+
+def test_a_sum_of_what_two_regions_give() -> None:
+    """One of them takes it: had both, each would wait for the other. As in linear attention: a state's part, and a block's."""
+
+    def block(x: T, w: T, decay: T, before: T, after: T) -> tuple[T, T]:
+        y = F.silu(x @ w).reshape(2, 256, 4, 96)
+        q, k, v = (t.transpose(1, 2) for t in y.split(32, 3))
+        state = x.new_zeros(2, 4, 32, 32)
+        return (q * before) @ state + (q @ k.mT * decay) @ v, (k * after).mT @ v
+
+    gen = torch.Generator().manual_seed(0)
+    x, w = torch.randn(2, 256, 64, generator=gen), torch.randn(64, 384, generator=gen) / 8
+    decay = torch.rand(4, 256, 256, generator=gen).tril()
+    left = Scores()
+    with inductor.patch(joint_custom_post_pass=left):
+        oracle.check(
+            block, flashlight.compile(block), (x, w, decay, decay[..., :1] + 1, decay[..., -1:] + 1)
+        )
+    assert not left.calls
 
 
 def test_results_are_laid_out_as_by_inductor() -> None:

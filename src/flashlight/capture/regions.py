@@ -344,6 +344,8 @@ class Finder:
         """Whether a cell only goes over results of the region, element by element."""
         if not cell.is_pointwise or len(cell.tensors) != 1 or cell.name in region.members:
             return False
+        if region.pairs is not None and cell.name in region.pairs.claimed:
+            return False  # each of two regions would wait for the other
         largest = 0
         size = self._count(cell.name)
         for load in cell.loads():
