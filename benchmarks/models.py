@@ -2,19 +2,22 @@
 
     python benchmarks/models.py [NAME ...]
 
-Checks every output against eager. Downloads nothing. Without names all models run and the page is written.
+Checks every output against eager. Downloads nothing. Without names all models run and the page is written. To be quick, what is
+not fused runs op by op: Inductor's own code is not generated.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import importlib.metadata
+import linecache
 import logging
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,98 +26,279 @@ import transformers
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch._inductor import config
+from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
+from flashlight.backend import Chain, FuseRegions, decompositions
 from flashlight.capture.record import collecting
+from flashlight.errors import Refusal
+from flashlight.lift.cells import user_line
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
-TOKENS, LENGTH, WIDTH = 300, 40, 64
+TOKENS, LENGTH, WIDTH, HEADS = 300, 64, 64, 4
 BATCHED = (torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default)
 
-DECODER = {
-    "vocab_size": TOKENS, "hidden_size": WIDTH, "intermediate_size": 96, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "use_cache": False, "pad_token_id": 0,
+# Fields of configurations, as the library names them; a model takes those that it has.
+SMALL = {
+    "vocab_size": TOKENS, "max_position_embeddings": 128, "n_positions": 128, "pad_token_id": 0, "use_cache": False,
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embedding_size", "word_embed_proj_dim"), WIDTH),
+    **dict.fromkeys(("intermediate_size", "d_ff", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_inner", "mlp_dim"), 96),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers"), 2),
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_encoder_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), HEADS),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), HEADS),
+    "num_key_value_heads": 2, "head_dim": 16, "d_kv": 16, "d_head": 16, "query_pre_attn_scalar": 16, "sliding_window": 16,
+    "num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12, "n_group": 1,
+    "topk_group": 1, "image_size": 32, "patch_size": 4, "num_conv_pos_embedding_groups": 4, "state_size": 8,
+    "decoder_start_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-ENCODER = {
-    "vocab_size": TOKENS, "hidden_size": WIDTH, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-}  # fmt: skip
-SEQ2SEQ = {
-    "vocab_size": TOKENS, "d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "use_cache": False,
-}  # fmt: skip
-LATENT = {
-    "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12,
-    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1, "topk_group": 1,
-}  # fmt: skip
-PICTURE = {"image_size": 32, "patch_size": 4}
 
 
-def words() -> dict[str, Tensor]:
+# ---- Inputs
+
+
+def words(_: nn.Module) -> dict[str, Any]:
     """Two sentences, the first padded on the left."""
     mask = torch.ones(2, LENGTH, dtype=torch.long)
-    mask[0, :7] = 0
+    mask[0, :9] = 0
     return {"input_ids": torch.randint(3, TOKENS, (2, LENGTH)), "attention_mask": mask}
 
 
-def both() -> dict[str, Tensor]:
-    return {**words(), "decoder_input_ids": torch.randint(3, TOKENS, (2, 30))}
+def both(model: nn.Module) -> dict[str, Any]:
+    return {**words(model), "decoder_input_ids": torch.randint(3, TOKENS, (2, 30))}
 
 
-def pixels() -> dict[str, Tensor]:
+def page_of_words(_: nn.Module) -> dict[str, Any]:
+    return {"input_ids": torch.randint(3, TOKENS, (2, 208))}
+
+
+def pixels(_: nn.Module) -> dict[str, Any]:
     return {"pixel_values": torch.randn(2, 3, 32, 32)}
 
 
-def sound() -> dict[str, Tensor]:
+def picture(_: nn.Module) -> dict[str, Any]:
+    return {"pixel_values": torch.randn(1, 3, 64, 64)}
+
+
+def captioned(model: nn.Module) -> dict[str, Any]:
+    return {**words(model), **pixels(model)}
+
+
+def sound(_: nn.Module) -> dict[str, Any]:
     return {"input_values": torch.randn(2, 4000)}
+
+
+def spectrum(_: nn.Module) -> dict[str, Any]:
+    return {"input_values": torch.randn(2, 64, 16)}
+
+
+def speech(_: nn.Module) -> dict[str, Any]:
+    tokens = torch.randint(3, TOKENS, (2, 30))
+    return {"input_features": torch.randn(2, 16, 128), "decoder_input_ids": tokens}
+
+
+def residues(_: nn.Module) -> dict[str, Any]:
+    return {"input_ids": torch.randint(4, 30, (2, LENGTH))}
+
+
+def series(_: nn.Module) -> dict[str, Any]:
+    return {"past_values": torch.randn(2, 64, 3)}
+
+
+def step(model: Any) -> dict[str, Any]:
+    """One token after a cache of all others."""
+    tokens = words(model)["input_ids"]
+    cache = transformers.DynamicCache(config=model.config)
+    model(input_ids=tokens[:, :-1], past_key_values=cache, use_cache=True)
+    return {"input_ids": tokens[:, -1:], "past_key_values": cache, "use_cache": True}
+
+
+# ---- Models
 
 
 @dataclass(frozen=True)
 class Case:
-    """A class of transformers, the fields of its configuration, and its inputs."""
+    """A class of transformers, fields of its configuration beside or instead of `SMALL`'s, and its inputs."""
 
     name: str
-    fields: dict[str, Any]
-    inputs: Callable[[], dict[str, Tensor]] = words
+    fields: dict[str, Any] = field(default_factory=dict)
+    inputs: Callable[[nn.Module], dict[str, Any]] = words
 
-    def build(self) -> tuple[nn.Module, dict[str, Tensor]]:
-        """The model, with weights large enough that attention is far from uniform, and inputs."""
+    def build(self) -> nn.Module:
+        """The model, with weights large enough that attention is far from uniform."""
         torch.manual_seed(0)
         kind = getattr(transformers, self.name)
-        model = kind._from_config(kind.config_class(**self.fields), attn_implementation="eager")
+        config = self._config(kind.config_class)
+        model: nn.Module = kind._from_config(config, attn_implementation="eager")
         for p in model.parameters():
             if p.dim() > 1:
                 nn.init.normal_(p, std=p[0].numel() ** -0.5)
-        return model.eval().requires_grad_(False), self.inputs()
+        return model.eval().requires_grad_(False)
+
+    def _config(self, kind: Any) -> Any:
+        """Of `SMALL`, fields that are numbers by default; None often says that a model goes without."""
+        has = {f.name: f.default for f in dataclasses.fields(kind)}
+        numbers = {k: v for k, v in SMALL.items() if k in has and isinstance(has[k], int | float)}
+        return kind(**{**numbers, **self.fields})
 
 
-CASES = (
-    Case("LlamaForCausalLM", DECODER),
-    Case("Qwen3ForCausalLM", {**DECODER, "head_dim": 16}),
-    Case("Gemma3ForCausalLM", {**DECODER, "head_dim": 16, "sliding_window": 16}),
-    Case("Cohere2ForCausalLM", {**DECODER, "sliding_window": 16}),
-    Case("DeepseekV3ForCausalLM", {**DECODER, **LATENT, "num_key_value_heads": 4}),
-    Case("BloomForCausalLM", {"vocab_size": TOKENS, "hidden_size": WIDTH, "n_layer": 2, "n_head": 4, "use_cache": False}),
-    Case("BertModel", ENCODER),
-    Case("DebertaV2Model", {**ENCODER, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 16}),
-    Case("XLNetModel", {"vocab_size": TOKENS, "d_model": WIDTH, "n_layer": 2, "n_head": 4, "d_inner": 96}),
-    Case("BartModel", SEQ2SEQ, both),
-    Case("ViTModel", {**ENCODER, **PICTURE}, pixels),
-    Case("SwinModel", {"image_size": 32, "patch_size": 2, "embed_dim": 32, "depths": [2], "num_heads": [2], "window_size": 4}, pixels),
-    Case("Wav2Vec2ConformerModel", {**ENCODER, "num_conv_pos_embedding_groups": 4}, sound),
-)  # fmt: skip
+ENCODER = {
+    "hidden_size": WIDTH, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": HEADS,
+}  # fmt: skip
+WINDOWS = {"patch_size": 2, "embed_dim": 32, "depths": [2], "num_heads": [2], "window_size": 4}
+DELTA = {
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16, "shared_expert_intermediate_size": 32,
+}  # fmt: skip
+POOLED = {
+    "patch_size": [7, 7], "image_size": [64, 64], "embed_dim": 32, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 4, 8],
+}  # fmt: skip
+BY_AXIS = {
+    "image_size": 64, "patch_size": 8, "output_channels": 32, "window_size": 6, "global_attn_indexes": [1],
+}  # fmt: skip
+SPARSE = {
+    "attention_type": "block_sparse", "block_size": 16, "num_random_blocks": 1, "max_position_embeddings": 256,
+}  # fmt: skip
+TEXT_AND_IMAGE = {
+    "text_config": {**ENCODER, "vocab_size": TOKENS, "max_position_embeddings": 128, "eos_token_id": 2},
+    "vision_config": {**ENCODER, "image_size": 32, "patch_size": 8},
+}  # fmt: skip
+
+FAMILIES: dict[str, Sequence[Case]] = {
+    "Decoders": (
+        Case("LlamaForCausalLM"),
+        Case("MistralForCausalLM"),
+        Case("Qwen3ForCausalLM"),
+        Case("Phi3ForCausalLM"),
+        Case("Gemma2ForCausalLM"),
+        Case("Gemma3ForCausalLM"),
+        Case("Cohere2ForCausalLM"),
+        Case("GPT2LMHeadModel"),
+        Case("GPTNeoForCausalLM", {"attention_types": [[["global", "local"], 1]], "window_size": 16}),
+        Case("GPTJForCausalLM", {"rotary_dim": 8}),
+        Case("FalconForCausalLM"),
+        Case("BloomForCausalLM"),
+        Case("MptForCausalLM"),
+        Case("OPTForCausalLM"),
+        Case("DiffLlamaForCausalLM"),
+        Case("DogeForCausalLM"),
+    ),
+    "Mixtures of experts and latent attention": (
+        Case("MixtralForCausalLM"),
+        Case("GptOssForCausalLM", {"intermediate_size": 32}),
+        Case("DeepseekV3ForCausalLM", {"num_key_value_heads": 4}),
+        Case("DeepseekV32ForCausalLM", {"num_key_value_heads": 4, "index_topk": 16, "index_head_dim": 16, "index_n_heads": 2}),
+        Case("Llama4ForCausalLM"),
+        Case("MiniMaxForCausalLM"),
+    ),
+    "Hybrids with recurrences": (
+        Case("Qwen3NextForCausalLM", DELTA),
+        Case("Mamba2ForCausalLM", {"num_heads": 8, "head_dim": 16}),
+        Case("BambaForCausalLM", {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8}),
+        Case("JambaForCausalLM", {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 8}),
+        Case("RecurrentGemmaForCausalLM", {"num_hidden_layers": 3, "num_key_value_heads": 1, "attention_window_size": 16, "lru_width": 64}),
+        Case("Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"]}),
+    ),
+    "One step of decoding": (
+        Case("LlamaForCausalLM", inputs=step),
+        Case("Gemma3ForCausalLM", inputs=step),
+        Case("GptOssForCausalLM", {"intermediate_size": 32}, step),
+        Case("DeepseekV3ForCausalLM", {"num_key_value_heads": 4}, step),
+    ),
+    "Encoders": (
+        Case("BertModel"),
+        Case("ModernBertModel"),
+        Case("RoFormerModel"),
+        Case("MPNetModel"),
+        Case("DebertaV2Model", {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 16}),
+        Case("XLNetModel"),
+        Case("LukeModel", {"entity_vocab_size": 50, "entity_emb_size": 16}),
+        Case("LongformerModel", {"attention_window": [16, 16]}),
+        Case("BigBirdModel", SPARSE, page_of_words),
+        Case("NystromformerModel"),
+        Case("ConvBertModel"),
+        Case("CanineModel"),
+        Case("EsmModel", {"position_embedding_type": "rotary", "vocab_size": 40, "pad_token_id": 1, "mask_token_id": 32}, residues),
+    ),
+    "Encoders with decoders": (
+        Case("T5Model", inputs=both),
+        Case("BartModel", inputs=both),
+        Case("M2M100Model", inputs=both),
+        Case("PegasusXModel", inputs=both),
+        Case("ProphetNetModel", {"num_encoder_attention_heads": HEADS, "num_decoder_attention_heads": HEADS}, both),
+    ),
+    "Pictures": (
+        Case("ViTModel", inputs=pixels),
+        Case("Dinov2Model", inputs=pixels),
+        Case("BeitModel", {"use_relative_position_bias": True}, pixels),
+        Case("SwinModel", WINDOWS, pixels),
+        Case("Swinv2Model", WINDOWS, pixels),
+        Case("HieraModel", POOLED, picture),
+        Case("SegformerModel", {"image_size": 64, "patch_size": 4}, picture),
+        Case("SamVisionModel", BY_AXIS, picture),
+    ),
+    "Sound, series and several senses": (
+        Case("WhisperModel", {"num_mel_bins": 16, "max_source_positions": 64}, speech),
+        Case("Wav2Vec2Model", inputs=sound),
+        Case("Wav2Vec2ConformerModel", inputs=sound),
+        Case("WavLMModel", inputs=sound),
+        Case("ASTModel", {"max_length": 64, "num_mel_bins": 16, "patch_size": 8, "frequency_stride": 8, "time_stride": 8}, spectrum),
+        Case("PatchTSTModel", {"num_input_channels": 3, "context_length": 64, "patch_length": 4, "patch_stride": 4}, series),
+        Case("CLIPModel", TEXT_AND_IMAGE, captioned),
+        Case("SiglipModel", TEXT_AND_IMAGE, captioned),
+        Case("BlipModel", TEXT_AND_IMAGE, captioned),
+    ),
+}  # fmt: skip
 
 
-class CountProducts(CustomGraphPass):
-    """Counts batched matrix products of a graph."""
+# ---- What becomes of them
+
+
+class FindProducts(CustomGraphPass):
+    """Notes the batched matrix products of graphs that sum over something, by the lines that made them."""
 
     def __init__(self) -> None:
-        self.found = 0
+        self.found: list[str] = []
 
     def __call__(self, graph: torch.fx.Graph) -> None:
-        self.found += sum(n.target in BATCHED for n in graph.nodes)
+        products = [n for n in graph.nodes if n.target in BATCHED]
+        self.found += [user_line(n) for n in products if n.args[-1].meta["val"].shape[-2] != 1]
 
     def uuid(self) -> None:
         return None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was found of one model."""
+
+    case: Case
+    graphs: int
+    products: int
+    left: tuple[str, ...]
+    fused: int
+    error: float
+    refusals: tuple[Refusal, ...]
+
+    def row(self) -> str:
+        """A line of the table."""
+        codes = ", ".join(f"`{code}`" for code in sorted({r.code for r in self.refusals})) or "–"
+        numbers = self.graphs, self.products, len(self.left), self.fused, f"{self.error:.0e}"
+        return "| " + " | ".join(map(str, (self.case.name, *numbers, codes))) + " |"
+
+    def remains(self) -> list[str]:
+        """A line for each place where a product stayed, and for each refusal."""
+        lines = [source(where) for where in dict.fromkeys(self.left)]
+        reasons = {f"`{r.code}` at {source(r.where)}" for r in self.refusals}
+        return [f"  * {text}" for text in (*lines, *sorted(reasons))]
+
+
+def source(where: str) -> str:
+    """A line of the library: its file, number and text."""
+    path, _, number = where.rpartition(":")
+    text = linecache.getline(path, int(number)).strip() if path and number.isdigit() else ""
+    return f"{Path(path).name}:{number} `{text}`" if text else f"`{where}`"
 
 
 def tensors(x: Any) -> list[Tensor]:
@@ -124,56 +308,79 @@ def tensors(x: Any) -> list[Tensor]:
     return [t for part in parts for t in tensors(part)]
 
 
-def row(case: Case) -> str:
-    """A line of the table."""
-    model, inputs = case.build()
-    before, after = CountProducts(), CountProducts()
-    torch._dynamo.reset()
-    counters.clear()
+def outcome(case: Case) -> Outcome:
+    """Compile and run one model; stops the program where a result is wrong."""
+    model = case.build()
+    before, after = FindProducts(), FindProducts()
     patches = {
-        "joint_custom_pre_pass": before,
+        "joint_custom_pre_pass": Chain([before, FuseRegions()]),
         "joint_custom_post_pass": after,
         "force_disable_caches": True,
     }
+
+    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return compile_fx(
+            gm,
+            list(inputs),
+            inner_compile=lambda graph, *_, **__: graph.forward,
+            decompositions=decompositions(),
+        )
+
+    def run(call: Callable[..., Any]) -> list[Tensor]:
+        torch.manual_seed(1)
+        return tensors(call(**case.inputs(model)))
+
+    torch._dynamo.reset()
+    counters.clear()
     with torch.no_grad(), collecting() as record, config.patch(patches):
-        expected = tensors(model(**inputs))
-        got = tensors(torch.compile(model, backend="flashlight")(**inputs))
+        expected, got = run(model), run(torch.compile(model, backend=backend))
     worst = max(
         ((a - b).norm() / b.norm()).item() for a, b in zip(got, expected, strict=True) if b.norm()
     )
     if not worst < 1e-4:
         raise SystemExit(f"{case.name}: error {worst:.1e}")
-    codes = ", ".join(f"`{code}`" for code in sorted({r.code for r in record.refusals})) or "–"
-    graphs = counters["stats"]["unique_graphs"]
-    cells = (
-        case.name,
-        graphs,
-        before.found,
-        after.found,
+    return Outcome(
+        case,
+        counters["stats"]["unique_graphs"],
+        len(before.found),
+        tuple(after.found),
         len(record.regions),
-        f"{worst:.0e}",
-        codes,
+        worst,
+        tuple(record.refusals),
     )
-    return "| " + " | ".join(map(str, cells)) + " |"
 
 
-def page(rows: list[str]) -> str:
+def page(families: dict[str, list[Outcome]]) -> str:
     """docs/models.md."""
     versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in ("torch", "transformers"))
     commit = subprocess.check_output(("git", "rev-parse", "--short=12", "HEAD"), text=True).strip()
     day = datetime.datetime.now(datetime.UTC).date()
+    rows, remains = [], []
+    for family, outcomes in families.items():
+        rows.append(f"| **{family}** |" + " |" * 6)
+        for found in outcomes:
+            rows.append(found.row())
+            if lines := found.remains():
+                remains += [f"* {found.case.name}", *lines]
     return f"""# Models
 
-Models of transformers as they are, two layers with random weights, `attn_implementation="eager"`, float32, under
-`torch.compile(model, backend="flashlight")` on a CPU. {day}, {versions}, commit {commit}; `python benchmarks/models.py` makes this page.
+Models of transformers as they are, two or three layers with random weights, `attn_implementation="eager"`, float32, compiled
+whole by the backend "flashlight" on a CPU. {day}, {versions}, commit {commit}; `python benchmarks/models.py` makes this page.
 
-*Products* are the batched matrix products of the graphs before Flashlight and those left after it: two for each attention, more
-where positions have products of their own. Those of a table of positions (DeBERTa, XLNet), of rotary angles and projections
-that a model spells as batched products stay. *Error* is that of the worst output against eager, relative.
+*Products* are the batched matrix products of the graphs before Flashlight and those left after it (outer products aside): two for
+each attention, more where positions have products of their own. *Fused* counts regions that became kernels, *error* is that of
+the worst output against eager, relative. A refusal is a region that was left to Inductor.
 
-| model | graphs | products | left | regions fused | error | refusals |
+| model | graphs | products | left | fused | error | refusals |
 |---|---|---|---|---|---|---|
 {chr(10).join(rows)}
+
+## What stays, and why
+
+Lines of the library whose products stay: tables of positions, projections and states of recurrences are no scores. Lines with a
+code are refusals ([debugging.md](debugging.md) lists them).
+
+{chr(10).join(remains)}
 """
 
 
@@ -181,13 +388,15 @@ def main() -> None:
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     warnings.filterwarnings("ignore", message="dynamo_pgo")
     logging.getLogger("torch").setLevel(logging.ERROR)
-    rows = []
-    for case in CASES:
-        if not sys.argv[1:] or case.name in sys.argv[1:]:
-            rows.append(row(case))
-            print(rows[-1], flush=True)
+    families: dict[str, list[Outcome]] = {}
+    for family, cases in FAMILIES.items():
+        for case in cases:
+            if not sys.argv[1:] or case.name in sys.argv[1:]:
+                found = outcome(case)
+                families.setdefault(family, []).append(found)
+                print(found.row(), *found.remains(), sep="\n", flush=True)
     if not sys.argv[1:]:
-        PAGE.write_text(page(rows))
+        PAGE.write_text(page(families))
 
 
 if __name__ == "__main__":
