@@ -114,9 +114,6 @@ def step(model: Any) -> dict[str, Any]:
     return {"input_ids": tokens[:, -1:], "past_key_values": cache, "use_cache": True}
 
 
-# ---- Models
-
-
 @dataclass(frozen=True)
 class Case:
     """A class of transformers, fields of its configuration beside or instead of `SMALL`'s, and its inputs."""
@@ -252,9 +249,6 @@ FAMILIES: dict[str, Sequence[Case]] = {
 }  # fmt: skip
 
 
-# ---- What becomes of them
-
-
 class FindProducts(CustomGraphPass):
     """Notes the batched matrix products of graphs that sum over something, by the lines that made them."""
 
@@ -365,7 +359,7 @@ def page(families: dict[str, list[Outcome]]) -> str:
     return f"""# Models
 
 Models of transformers as they are, two or three layers with random weights, `attn_implementation="eager"`, float32, compiled
-whole by the backend "flashlight" on a CPU. {day}, {versions}, commit {commit}; `python benchmarks/models.py` makes this page.
+whole on a CPU; what Flashlight leaves runs op by op. {day}, {versions}, commit {commit}; `python benchmarks/models.py` makes this page.
 
 *Products* are the batched matrix products of the graphs before Flashlight and those left after it (outer products aside): two for
 each attention, more where positions have products of their own. *Fused* counts regions that became kernels, *error* is that of
@@ -377,8 +371,8 @@ the worst output against eager, relative. A refusal is a region that was left to
 
 ## What stays, and why
 
-Lines of the library whose products stay: tables of positions, projections and states of recurrences are no scores. Lines with a
-code are refusals ([debugging.md](debugging.md) lists them).
+Lines of the library whose products stay. Tables of positions, projections and states of recurrences make no scores; scores that
+are hardly larger than what they are made of are not worth a kernel. Lines with a code are refusals.
 
 {chr(10).join(remains)}
 """
