@@ -371,8 +371,8 @@ the worst output against eager, relative. A refusal is a region that was left to
 
 ## What stays, and why
 
-Lines of the library whose products stay. Tables of positions, projections and states of recurrences make no scores; scores that
-are hardly larger than what they are made of are not worth a kernel. Lines with a code are refusals.
+Lines of the library whose products stay. Tables of positions, projections and states of recurrences make no scores; scores
+without a softmax are fused only where they outnumber each tensor that they are made of. Lines with a code are refusals.
 
 {chr(10).join(remains)}
 """
