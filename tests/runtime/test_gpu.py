@@ -79,6 +79,15 @@ def test_few_rows_are_cut_along_the_keys() -> None:
     assert gpu.with_split_keys(program, HINTS, HOPPER) is program
 
 
+def test_parts_give_no_more_than_the_largest_tensor() -> None:
+    few = attention(sizes=(1, 8, 1024, 1024))
+    program = parse_program(few)
+    assert instances(candidates(program.loops[0], {}, HOPPER)[0], {}) < HOPPER.units
+    assert gpu.with_split_keys(program, {}, HOPPER) is program
+    longer = parse_program(attention(sizes=(1, 8, 1024, 8192)))
+    assert len(gpu.with_split_keys(longer, {}, HOPPER).loops) == 2
+
+
 def test_document_masks_are_looked_at_first() -> None:
     text = attention(f"where(I[b, q] == J[b, k], {DOT}, -inf)", ("I: i64[2, S]", "J: i64[2, T]"))
     program, known = gpu.with_ranges(parse_program(text), HINTS, HOPPER)

@@ -168,7 +168,13 @@ def _width(carry: Carry, loop: Loop, hints: Mapping[str, int]) -> int:
 
 
 def with_split_keys(program: Program, hints: Mapping[str, int], device: Device) -> Program:
-    """The program with long loops of few program instances cut into parts that fill the device."""
+    """The program with long loops of few program instances cut into parts that fill the device.
+
+    What the parts give is no larger than the largest tensor that the program has anyway.
+    """
+    results = [b for name, b in program.results().items() if name in program.outputs]
+    sizes = planned_sizes(hints)
+    tensors = [math.prod(evaluate(e, sizes) for e in b.shape) for b in (*program.inputs, *results)]
     for loop in program.loops:
         if why_not_split(loop) is not None:
             continue
@@ -183,7 +189,12 @@ def with_split_keys(program: Program, hints: Mapping[str, int], device: Device) 
         ):
             continue  # row tiles cut in halves or quarters do less harm than parts
         col = max(loop.loop, key=lambda d: extent_of(d, hints))
-        parts = min(parts_for(filled, length, device.units), planned_extent(col, hints))
+        given = max(math.prod(planned_extent(d, hints) for d in c.dims) for c in loop.carries)
+        parts = min(
+            parts_for(filled, length, device.units),
+            planned_extent(col, hints),
+            max(tensors) // max(given, 1),
+        )
         if parts > 1:
             program = split_keys(program, loop, parts, col)
     return program
