@@ -118,6 +118,16 @@ def test_constant_factors_are_one() -> None:
     assert line.count(" * ") == 1
 
 
+def test_tiles_of_f32_are_relative_to_one_reference() -> None:
+    """Rounded in full tiles only, it would weigh their keys by 3e-4 more than those of edge tiles, at scores of 1e4."""
+    score = f"where(k <= q + 3, where(q + 5 <= k, {DOT}, -10000.0), -inf)"
+    for text in (score, f"where(k <= q, {DOT}, -10000000000.0)"):
+        code = source(attention(text, sizes=FULL, dtype="f32"))
+        weights = [x for x in code.splitlines() if "tl.exp2" in x and "[:, None]" in x]
+        assert len(weights) == 2
+        assert all(re.search(r" - \w+\[:, None\]\) \* 1\.44", x) for x in weights)
+
+
 @pytest.mark.parametrize(
     "score",
     [

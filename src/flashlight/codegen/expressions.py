@@ -195,8 +195,9 @@ class Expressions(Reductions):
             case "exp" if dtype is DType.F32 and _is_relative(x):
                 exponent = self._exponent(x, ctx, guarded)
                 if exponent is None:
-                    tame = ctx.tame and self.scaled.tame(where_known(x, ctx.facts))
-                    exponent = self.typed(tame or self.scaled(x), dtype, ctx, guarded)
+                    known = where_known(x, ctx.facts)
+                    scaled = self.scaled.tame(known) if ctx.tame else self.scaled(known)
+                    exponent = self.typed(scaled, dtype, ctx, guarded)
                 return b.compute("exp2", exponent, hint="p")
             case "anchor" if isinstance(x, Load) and x.buffer.name in ctx.clamped:
                 value = self.typed(x, dtype, ctx, guarded)

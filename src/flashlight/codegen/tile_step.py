@@ -124,8 +124,10 @@ class TileStep:
         return result + [self._reference(w, ctx) for w in self.references]
 
     def _is_tame(self, holds: frozenset[Expr]) -> bool:
-        """Whether no score is huge where some conditions hold, though some are elsewhere (fills)."""
-        if self.schedule.exact or not self.ex.scaled.wide or not holds:
+        """Whether no score is huge where some conditions hold, though some are elsewhere (fills): for results of 16 bits, as others
+        would see that a tile's reference is rounded where that of the next is not.
+        """
+        if not self.ex.fast or self.schedule.exact or not self.ex.scaled.wide or not holds:
             return False
         if is_given_alone(self.loop):
             return False
