@@ -43,13 +43,18 @@ NORM = """nest n (q, k | f) f32: sum (f32(q - k) * A[f]) ** 2.0
 
 
 def loops(bias: str, B: int = 1, H: int = 2, F: int = 16) -> tuple[Loop, ...]:
-    """The kernels of attention with a bias, after comparing with its meaning."""
-    program, _ = prepare(parse_program(ATTENTION.format(bias=bias, B=B, H=H, F=F)))
+    """The kernels of attention with a bias."""
+    return checked(ATTENTION.format(bias=bias, B=B, H=H, F=F), 8)
+
+
+def checked(text: str, block: int) -> tuple[Loop, ...]:
+    """The kernels of a program, after comparing them with its meaning."""
+    program, _ = prepare(parse_program(text))
     result = optimize(program)
     values = inputs_for(program)
     expected = interpret(program, values)
     assert_like(interpret(result, values), expected, "as loops")
-    assert_like(execute_tiled(result, values, 8, 8), expected, "in tiles")
+    assert_like(execute_tiled(result, values, block, block), expected, "in tiles")
     return result.loops
 
 
@@ -108,13 +113,7 @@ BODIES = {
 
 
 def kernels_of_mixed(body: str, H: int, D: int) -> tuple[Loop, ...]:
-    program, _ = prepare(parse_program(MIXED.format(body=BODIES[body], H=H, D=D)))
-    result = optimize(program)
-    values = inputs_for(program)
-    expected = interpret(program, values)
-    assert_like(interpret(result, values), expected, "as loops")
-    assert_like(execute_tiled(result, values, 4, 4), expected, "in tiles")
-    return result.loops
+    return checked(MIXED.format(body=BODIES[body], H=H, D=D), 4)
 
 
 @pytest.mark.parametrize(("body", "kernels"), [("before", 1), ("after", 2)])

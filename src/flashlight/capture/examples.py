@@ -126,9 +126,7 @@ def distinct(tensor: Tensor) -> Tensor:
 
 def _runs(tensor: Tensor, columns: int) -> None:
     """Runs of 0, 1, 2, ... along the last axis."""
-    length = tensor.shape[-1] if tensor.dim() else 1
-    along = torch.arange(length, device=tensor.device) * RUNS // max(1, length)
-    tensor.copy_(along.expand(tensor.shape))
+    _grow(tensor, RUNS)
 
 
 def _half(tensor: Tensor, columns: int) -> None:
@@ -140,8 +138,13 @@ def _half(tensor: Tensor, columns: int) -> None:
 
 def _ramp(tensor: Tensor, columns: int) -> None:
     """Positions in the columns, growing along the last axis, as of the starts of documents."""
+    _grow(tensor, columns)
+
+
+def _grow(tensor: Tensor, end: int) -> None:
+    """Whole numbers from 0 up to `end` along the last axis."""
     length = tensor.shape[-1] if tensor.dim() else 1
-    along = torch.arange(length, device=tensor.device) * columns // max(1, length)
+    along = torch.arange(length, device=tensor.device) * end // max(1, length)
     tensor.copy_(along.expand(tensor.shape))
 
 

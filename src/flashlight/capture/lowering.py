@@ -166,15 +166,11 @@ class _Expansion:
 
     def plans(self, shapes: Mapping[str, Sequence[Any]]) -> list[Plan]:
         """The schedules and sources for the layouts at hand, tuned on tensors like these."""
-        facts = [self.facts(step, shapes) for step in self.steps]
-        plans = [step.plans.get(f) for step, f in zip(self.steps, facts, strict=True)]
-        known = [plan for plan in plans if plan is not None]
-        if len(known) == len(plans):
-            return known
+        steps = [(step, self.facts(step, shapes)) for step in self.steps]
+        if all(facts in step.plans for step, facts in steps):
+            return [step.plans[facts] for step, facts in steps]
         if not torch.cuda.is_available():
-            return [
-                step.plan(step.schedules[0], f) for step, f in zip(self.steps, facts, strict=True)
-            ]
+            return [step.plan(step.schedules[0], facts) for step, facts in steps]
         hints = {name: hint(value) for name, value in self.sizes.items()}
         found: dict[str, Plan] = {}
 
@@ -182,11 +178,11 @@ class _Expansion:
             start(found[step.name], tensors, hints)
 
         examples = Examples(self.steps, partial(self.example, shapes), run, hints)
-        for step, f in zip(self.steps, facts, strict=True):
+        for step, facts in steps:
             tensors = examples.of(step)
-            if f not in step.plans:
-                step.plans[f] = step.choose(f, tensors, hints)
-            found[step.name] = step.plans[f]
+            if facts not in step.plans:
+                step.plans[facts] = step.choose(facts, tensors, hints)
+            found[step.name] = step.plans[facts]
             run(step, tensors)
         return list(found.values())
 

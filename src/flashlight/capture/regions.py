@@ -483,20 +483,16 @@ class Finder:
 
     def _ends_product(self, cell: Cell) -> bool:
         """Whether a cell is the last step of a product with a bias, which is one op and stays one outside of regions."""
-        steps = [self.cells[e.buffer.name] for e in cell.loads() if e.buffer.name in self.cells]
-        return any(step.contraction and not step.tensors for step in steps)
+        return any(step.contraction for step in self._steps(cell))
 
     def _ends_reduction(self, cell: Cell) -> bool:
         """Whether a cell is the last step of an op that reduces, such as a mean, and would do so again for each element it is read for."""
-        work = [cell]
-        while work:
-            loads = work.pop().loads()
-            steps = [self.cells[e.buffer.name] for e in loads if e.buffer.name in self.cells]
-            inner = [step for step in steps if not step.tensors]
-            if not all(step.is_pointwise for step in inner):
-                return True
-            work += inner
-        return False
+        return any(not s.is_pointwise or self._ends_reduction(s) for s in self._steps(cell))
+
+    def _steps(self, cell: Cell) -> list[Cell]:
+        """What an op computes on the way to a cell and has no tensor of its own for."""
+        read = (self.cells[e.buffer.name] for e in cell.loads() if e.buffer.name in self.cells)
+        return [step for step in read if not step.tensors]
 
     def _narrows(self, cell: Cell) -> bool:
         """Whether a cast makes elements smaller: then it is better done once, before."""
