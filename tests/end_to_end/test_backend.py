@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,15 +19,8 @@ import flashlight
 from flashlight import backend
 from tests.support import oracle
 
+pytestmark = pytest.mark.usefixtures("inference")
 T = torch.Tensor
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
 
 
 def attention(q: T, k: T, v: T) -> T:

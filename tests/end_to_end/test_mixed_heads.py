@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,16 +15,9 @@ from flashlight.errors import Refusal
 from flashlight.pipeline import optimize
 from tests.support.oracle import check
 
+pytestmark = pytest.mark.usefixtures("inference")
 T = torch.Tensor
 B, H, S, D = 2, 3, 70, 8
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
 
 
 def r(*shape: int, seed: int = 0) -> T:
