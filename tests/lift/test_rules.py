@@ -71,6 +71,29 @@ POINTWISE: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "bytes and wide constants": (lambda i: (i > 300) | (i == -1), (ints(9, high=256).byte(),)),
     "short ints wrap": (lambda i: i * 2 - i > 0, (ints(9, high=128).to(torch.int8),)),
     "bitwise ints": (lambda i: (i & 3) | (i ^ 5), (ints(9, high=20),)),
+    "shifts": (
+        lambda i, n: (i >> 2) + (i << n) + (i >> n) + (1 << n) + torch.bitwise_right_shift(-i, 3),
+        (ints(9, high=20, low=-20), torch.tensor([0, 1, 5, 31, 62, 63, 64, 200, -1])),
+    ),
+    "shifts of narrow ints": (
+        lambda i, n: ((i << n) > 40) ^ ((i >> n) > 3) ^ ((i << 7) < 0) ^ ((i >> 9) == 0),
+        (
+            ints(9, high=128, low=-128).to(torch.int8),
+            torch.tensor([0, 1, 2, 5, 6, 7, 8, 100, -1]).to(torch.int8),
+        ),
+    ),
+    "shifts of bytes": (
+        lambda i, n: ((i << n) > 40) ^ ((i >> n) > 3) ^ ((i >> 7) == 1) ^ (i >> 8 == 0),
+        (ints(9, high=256).byte(), torch.tensor([0, 1, 2, 5, 6, 7, 8, 100, 255]).byte()),
+    ),
+    "low and high bits": (
+        lambda i: (i & 7) + (i & -8) * 32 + (i | 7) * 1024 + (12 & i) + (i ^ -1),
+        (ints(9, high=20, low=-20),),
+    ),
+    "truncating division of ints": (
+        lambda i: torch.div(i, -7, rounding_mode="trunc"),
+        (ints(9, high=20, low=-20),),
+    ),
     "logical_not of floats": (lambda x: torch.logical_not(x), (SPECIAL,)),
     "compare floats": (lambda x: (x >= 0) & (x != 1.5), (SPECIAL,)),
     "compare int with float": (lambda i: i > 2.5, (ints(9),)),

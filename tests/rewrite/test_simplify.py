@@ -8,7 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashlight.ir.exprs import Const, Dim, Expr, Index, Size, add, const, floordiv, mod, mul, sub
+from flashlight.ir.exprs import (
+    Binary,
+    Const,
+    Dim,
+    Expr,
+    Index,
+    Size,
+    add,
+    const,
+    floordiv,
+    mod,
+    mul,
+    sub,
+)
 from flashlight.ir.text import parse_program, print_expr
 from flashlight.ir.visit import substitute
 from flashlight.rewrite import simplify as simplify_module
@@ -42,6 +55,10 @@ program p
         ("x % 6 // 3", "x // 3 % 2"),
         ("x // 2 // 3", "x // 6"),
         ("(x + 24) // 4", "x // 4 + 6"),
+        ("(N[q] - N[k]) // 16", "(N[q] - N[k]) // 16"),
+        ("(N[q] * 2400714819323198485) // 1024", "N[q] * 2400714819323198485 // 1024"),
+        ("N[q] << 60 >> 60", "(N[q] << 60) // 1152921504606846976"),
+        ("i32(x << q) + N[q]", "i32(x << q) + N[q]"),
     ],
 )
 def test_index_algebra(body: str, expected: str) -> None:
@@ -58,6 +75,13 @@ def test_index_algebra(body: str, expected: str) -> None:
         ("k > 47", "false"),
         ("(k <= q) & true", "k <= q"),
         ("N[q] == N[q]", "true"),
+        ("(q >> 3) == (k >> 3)", "k // 8 == q // 8"),
+        ("(q & -8) == (k & -8)", "k // 8 * 8 == q // 8 * 8"),
+        ("((q ^ k) >> 3) == 0", "k // 8 == q // 8"),
+        ("(q ^ k) < 8", "k // 8 == q // 8"),
+        ("k <= (q | 7)", "k <= q // 8 * 8 + 7"),
+        ("(q - k & 7) == 0", "0 == (q - k) % 8"),
+        ("(k << 1) <= q", "k * 2 <= q"),
     ],
 )
 def test_affine_comparisons_have_one_spelling(body: str, expected: str) -> None:
@@ -100,14 +124,14 @@ def index_exprs() -> st.SearchStrategy[Expr]:
             st.tuples(st.sampled_from([floordiv, mod]), inner, divisors).map(
                 lambda t: t[0](t[1], t[2])
             ),
+            st.builds(Binary, st.sampled_from(["and", "or", "xor"]), inner, inner),
+            st.builds(Binary, st.sampled_from(["shl", "shr"]), inner, st.integers(0, 5).map(const)),
         ),
         max_leaves=8,
     )
 
 
 def value(expr: Expr) -> int:
-    from flashlight.ir.exprs import Binary
-
     match expr:
         case Const(v, _):
             return int(v)
@@ -119,6 +143,11 @@ def value(expr: Expr) -> int:
                 "mul": x * y,
                 "floordiv": y and x // y,
                 "mod": y and x % y,
+                "and": x & y,
+                "or": x | y,
+                "xor": x ^ y,
+                "shl": x << min(max(y, 0), 9),
+                "shr": x >> min(max(y, 0), 9),
             }[op]
         case _:
             raise AssertionError(expr)

@@ -245,6 +245,15 @@ CASES: dict[str, Case] = {
         32,
         32,
     ),
+    "packed_mask": Case(
+        attention(
+            f"where(((W[q, k // 4] >> k % 4) % 2 == 0) & ((q - k >> 2) < 9) & ((q - k) % 8 != 3), {DOT}, -inf)",
+            ("W: i32[S, 40]",),
+        ),
+        _SQUARE,
+        32,
+        16,
+    ),
     "causal": Case(attention(f"where(k <= q, {DOT}, -inf)"), _SQUARE, 32, 16),
     "window": Case(attention(f"where((k <= q) & (q - k <= 20), {DOT}, -inf)"), _SQUARE, 32, 16),
     "filled": Case(

@@ -22,7 +22,7 @@ MEMORY_TYPES = {
     DType.F32: "f32",
     DType.F64: "f64",
 }
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "shl": "<<", "shr": ">>"}
 _COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 _LOGIC = {"and": "&", "or": "|", "xor": "^"}
 _SAME_ON_INTS = ("floor", "ceil", "round", "trunc", "anchor")

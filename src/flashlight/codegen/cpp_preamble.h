@@ -60,7 +60,7 @@ template <class T> struct Pair {
   FL_INLINE T& operator[](int w) { return ((T*)this)[w]; }
 #define FL_PAIR(OP) \
   friend FL_INLINE Pair operator OP(Pair a, Pair b) { return {Half(a.lo OP b.lo), Half(a.hi OP b.hi)}; }
-  FL_PAIR(+) FL_PAIR(-) FL_PAIR(*) FL_PAIR(/) FL_PAIR(&) FL_PAIR(|) FL_PAIR(^)
+  FL_PAIR(+) FL_PAIR(-) FL_PAIR(*) FL_PAIR(/) FL_PAIR(&) FL_PAIR(|) FL_PAIR(^) FL_PAIR(<<) FL_PAIR(>>)
 #undef FL_PAIR
   friend FL_INLINE Pair operator-(Pair a) { return {-a.lo, -a.hi}; }
   friend FL_INLINE Pair operator~(Pair a) { return {~a.lo, ~a.hi}; }

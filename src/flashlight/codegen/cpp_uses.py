@@ -33,6 +33,7 @@ _CHEAP = frozenset(
     (
         *("add", "sub", "mul", "neg", "fma", "abs", "anchor", "maxnum", "minnum"),
         *("and", "or", "xor", "not", "lt", "le", "gt", "ge", "eq", "ne", "select", "cast"),
+        *("shl", "shr"),
     )
 )
 _CHEAP_LIMIT = 4

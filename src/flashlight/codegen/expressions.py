@@ -9,7 +9,7 @@ from flashlight.codegen.between import ranges_in
 from flashlight.codegen.blocks import Value
 from flashlight.codegen.builder import Builder, unsupported
 from flashlight.codegen.exponents import Scaled, final_of, where_known
-from flashlight.codegen.places import fits_i32, interval
+from flashlight.codegen.places import fits_i32, interval, is_computed_in_i32
 from flashlight.codegen.reductions import Context, Reductions
 from flashlight.codegen.separate import (
     Separated,
@@ -176,7 +176,7 @@ class Expressions(Reductions):
     def dtype_in(self, expr: Expr) -> DType:
         """The type an expression is computed in."""
         dtype = dtype_of(expr)
-        return DType.I32 if dtype is DType.I64 and fits_i32(expr) else dtype
+        return DType.I32 if dtype is DType.I64 and is_computed_in_i32(expr) else dtype
 
     def _is_finite(self, value: Value) -> Value:
         size = self.builder.compute("abs", value)
@@ -269,6 +269,13 @@ class Expressions(Reductions):
         p, q = self.typed(x, dtype, ctx, guarded), self.typed(y, dtype, ctx, guarded)
         if op in ("floordiv", "mod") and interval(x)[0] >= 0 and interval(y)[0] >= 0:
             op = "quotient" if op == "floordiv" else "remainder"
+        elif op in ("floordiv", "mod") and (bits := _bits_of_power(y)) is not None:
+            low = (1 << bits) - 1
+            op, q = (
+                ("shr", b.constant(bits, dtype))
+                if op == "floordiv"
+                else ("and", b.constant(low, dtype))
+            )
         return b.compute(op, p, q, dtype=dtype)
 
     def _within(self, expr: Binary, ctx: Context, guarded: bool) -> Value | None:
@@ -327,6 +334,14 @@ class Expressions(Reductions):
 
 def _is_product(expr: Expr) -> bool:
     return isinstance(expr, Binary) and expr.op == "mul"
+
+
+def _bits_of_power(x: Expr) -> int | None:
+    """n where x is 2^n, an integer."""
+    if not isinstance(x, Const) or not x.dtype.is_int or x.value <= 0:
+        return None
+    n = int(x.value)
+    return n.bit_length() - 1 if n & (n - 1) == 0 else None
 
 
 def _common(a: DType, b: DType) -> DType:

@@ -253,6 +253,10 @@ def _combined(op: str, a: tuple[float, float], b: tuple[float, float]) -> tuple[
             return p - s, q - r
         case "mul":
             corners = (p * r, p * s, q * r, q * s)
+            if (p == q or r == s) and max(map(abs, corners)) >= 2.0**63:
+                return -(
+                    2.0**63
+                ), 2.0**63 - 1  # a hash, which wraps around; products of sizes do not
             return min(corners), max(corners)
         case "floordiv" if r > 0:
             return min(p // r, p // s), max(q // r, q // s)
@@ -267,6 +271,8 @@ def _combined(op: str, a: tuple[float, float], b: tuple[float, float]) -> tuple[
             return -most, most
         case "lt" | "le" | "gt" | "ge" | "eq" | "ne":
             return 0, 1
+        case "shr":  # towards 0 or -1
+            return min(p, 0), max(q, -1)
         case "and" | "or" | "xor":
             most = 2.0 ** max(1, int(max(abs(x) for x in (p, q, r, s))).bit_length()) - 1
             return (-most - 1 if min(p, r) < 0 else 0), most
@@ -278,3 +284,16 @@ def fits_i32(expr: Expr) -> bool:
     """Whether an integer expression's value is known to fit 32 bits."""
     low, high = interval(expr)
     return low >= -(2**31) and high < 2**31
+
+
+def is_computed_in_i32(expr: Expr) -> bool:
+    """Whether an integer expression has the same value in 32-bit arithmetic: it fits, and so do its operands where their high bits
+    count. They do not in sums and products.
+    """
+    match expr:
+        case Binary("add" | "sub" | "mul" | "and" | "or" | "xor", _, _):
+            return fits_i32(expr)
+        case Binary(_, a, b):
+            return fits_i32(expr) and fits_i32(a) and fits_i32(b)
+        case _:
+            return fits_i32(expr)

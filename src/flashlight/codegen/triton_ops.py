@@ -157,6 +157,8 @@ _INFIX = {
     "and": "&",
     "or": "|",
     "xor": "^",
+    "shl": "<<",
+    "shr": ">>",
 }
 _DIRECT = {
     "abs": "tl.abs",

@@ -110,10 +110,12 @@ Expr: TypeAlias = Const | Size | Index | Load | Unary | Binary | Select | Cast |
 ARITHMETIC = ("add", "sub", "mul", "div", "floordiv", "mod", "pow", "min", "max")
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 LOGICAL = ("and", "or", "xor")
-BINARY = (*ARITHMETIC, *COMPARISONS, *LOGICAL)
+SHIFTS = ("shl", "shr")
+BINARY = (*ARITHMETIC, *COMPARISONS, *LOGICAL, *SHIFTS)
 
 # `anchor` is ~x: x where it is finite, else 0 (algebra.md, section 1). `not` is logical on bools, bitwise on ints.
-# `min` and `max` propagate NaN, as torch.minimum and torch.maximum do.
+# `min` and `max` propagate NaN, as torch.minimum and torch.maximum do. Shifts are of integers, by at least 0 and less bits than
+# the type has; to the right they keep the sign.
 UNARY = (
     "neg", "abs", "sign", "not", "anchor", "isnan", "isinf",
     "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt", "reciprocal",

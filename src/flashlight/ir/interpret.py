@@ -660,4 +660,6 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "and": _logical(np.bitwise_and),
     "or": _logical(np.bitwise_or),
     "xor": _logical(np.bitwise_xor),
+    "shl": np.left_shift,
+    "shr": np.right_shift,
 }

@@ -106,7 +106,7 @@ _TOKEN = re.compile(
     + "|".join(_DTYPES)
     + r")\b)?)|(?P<name>"
     + NAME
-    + r"(?::(?:f16|bf16|f64)\b)?)|(?P<symbol>\*\*|//|<=|>=|==|!=|[-+*/%<>=&|^~!()\[\],:])|(?P<bad>\S))"
+    + r"(?::(?:f16|bf16|f64)\b)?)|(?P<symbol>\*\*|//|<<|>>|<=|>=|==|!=|[-+*/%<>=&|^~!()\[\],:])|(?P<bad>\S))"
 )
 _TYPED_WORD = re.compile(r"(?P<word>inf|nan):(?P<dtype>f16|bf16|f64)")
 _END = ""

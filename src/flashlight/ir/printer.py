@@ -28,12 +28,13 @@ from flashlight.ir.visit import children, free_dims
 INFIX = {
     "lt": ("<", 1), "le": ("<=", 1), "gt": (">", 1), "ge": (">=", 1), "eq": ("==", 1), "ne": ("!=", 1),
     "or": ("|", 2), "xor": ("^", 3), "and": ("&", 4),
-    "add": ("+", 5), "sub": ("-", 5),
-    "mul": ("*", 6), "div": ("/", 6), "floordiv": ("//", 6), "mod": ("%", 6),
-    "pow": ("**", 8),
+    "shl": ("<<", 5), "shr": (">>", 5),
+    "add": ("+", 6), "sub": ("-", 6),
+    "mul": ("*", 7), "div": ("/", 7), "floordiv": ("//", 7), "mod": ("%", 7),
+    "pow": ("**", 9),
 }  # fmt: skip
 PREFIX = {"neg": "-", "anchor": "~", "not": "!"}
-COMPARE, ADDITIVE, PREFIXED, POWER, ATOM = 1, 5, 7, 8, 9
+COMPARE, ADDITIVE, PREFIXED, POWER, ATOM = 1, 6, 8, 9, 10
 
 # A shared subterm is named when its text is longer than this; a lone one when it nests deeper than this.
 _SHARED_LENGTH = 20

@@ -19,7 +19,7 @@ The text is the language of tests, dumps, cache keys and bug reports:
 One statement a line; indentation and `#` comments mean nothing. A `let` belongs to the nest or loop above it and only names a
 subterm, so a shared graph prints in space linear in its nodes; the parser puts the subterm back. Inside a loop a bare name is
 its carry or give at its own dims. Integers are i64 and floats f32; other literals carry their type (`0.5:f64`, `1:i32`).
-From loose to tight: comparisons, `|`, `^`, `&`, `+ -`, `* / // %`, prefix `- ~ !`, `**`.
+From loose to tight: comparisons, `|`, `^`, `&`, `<< >>`, `+ -`, `* / // %`, prefix `- ~ !`, `**`.
 """
 
 from flashlight.ir.parser import (

@@ -19,6 +19,7 @@ from flashlight.ir.execute import inline_gives, lower_carries, multiset
 from flashlight.ir.exprs import (
     BINARY,
     LOGICAL,
+    SHIFTS,
     UNARY,
     Binary,
     Buffer,
@@ -274,6 +275,8 @@ def _types(where: str, node: Expr) -> None:
                 fail(f"unknown operator '{op}'")
             if op in LOGICAL and (dtype_of(a).is_float or dtype_of(b).is_float):
                 fail(f"'{op}' of a float")
+            if op in SHIFTS and not (dtype_of(a).is_int and dtype_of(b).is_int):
+                fail(f"'{op}' of what is no integer")
         case Select(condition, _, _):
             if dtype_of(condition) is not DType.BOOL:
                 fail("a condition that is no bool")

@@ -43,6 +43,13 @@ def fold_cast(x: Const, dtype: DType) -> Const:
     return const(int(value), dtype)
 
 
+def _count(value: float) -> int:
+    """By how many bits to shift."""
+    if not 0 <= value < 64:
+        raise ValueError(value)
+    return int(value)
+
+
 _BINARY: dict[str, Callable[[float, float], float]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
@@ -59,6 +66,8 @@ _BINARY: dict[str, Callable[[float, float], float]] = {
     "and": lambda a, b: int(a) & int(b),
     "or": lambda a, b: int(a) | int(b),
     "xor": lambda a, b: int(a) ^ int(b),
+    "shl": lambda a, b: int(a) << _count(b),
+    "shr": lambda a, b: int(a) >> _count(b),
 }
 
 

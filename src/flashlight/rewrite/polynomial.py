@@ -1,8 +1,8 @@
 """Integer expressions as polynomials with integer coefficients, and proofs of bounds on them.
 
-An atom is anything that is not a sum, difference, negation or product: an Index, a Size, a `//`, a `%`, a load; and arithmetic of
-types so narrow that programs count on it to wrap around. Bounds of a polynomial are polynomials in sizes alone, so that `b * H + h`
-with h < H is known to stay below `(B - 1) * H + H` for symbolic B, H.
+An atom is anything that is not a sum, difference, negation or product: an Index, a Size, a `//`, a `%`, a load; and arithmetic that
+programs count on to wrap around: of narrow types, and products with the large numbers of hashes. Bounds of a polynomial are
+polynomials in sizes alone, so that `b * H + h` with h < H is known to stay below `(B - 1) * H + H` for symbolic B, H.
 """
 
 from __future__ import annotations
@@ -115,6 +115,10 @@ def polynomial(expr: Expr) -> Polynomial:
         case Const(value, _):
             return constant(int(value))
         case Binary() | Unary() if dtype_of(expr) in _WRAPPING:
+            return Polynomial.of([((expr,), 1)])
+        case Binary("mul", Const(value, _), _) | Binary("mul", _, Const(value, _)) if (
+            abs(value) >= 1 << 32
+        ):
             return Polynomial.of([((expr,), 1)])
         case Binary("add", a, b):
             return polynomial(a) + polynomial(b)

@@ -118,7 +118,7 @@ def _rule_for(expr: Expr) -> Callable[[Any], Expr | None] | None:
         case Binary(op, _, _) if op in COMPARISONS:
             return _comparison
         case Binary("and" | "or" | "xor", _, _):
-            return _logical
+            return _bits if dtype_of(expr).is_int else _logical
         case Binary():
             return _integer if dtype_of(expr).is_int else _float
         case Select():
@@ -194,7 +194,17 @@ def _cast(expr: Cast) -> Expr | None:
 
 def _fits_i32(x: Expr) -> bool:
     """Positions and sizes are taken to fit in 32 bits, so that casts between int types change nothing."""
-    return not any(isinstance(n, Load) or (isinstance(n, Cast) and _is_float(n.x)) for n in walk(x))
+    return not any(map(_is_long, walk(x)))
+
+
+def _is_long(node: Expr) -> bool:
+    match node:
+        case Load() | Binary("shl", _, _):
+            return True
+        case Cast(x, _):
+            return _is_float(x)
+        case _:
+            return False
 
 
 def _select(expr: Select) -> Expr | None:
@@ -270,7 +280,8 @@ def _comparison(expr: Binary) -> Expr | None:
         if op in ("eq", "ne") and b.value in (0, 1):
             return a if wanted else Unary("not", a)
     if dtype_of(a).is_int and dtype_of(b).is_int:
-        return _changed(_integer_comparison(op, a, b), expr)
+        blocks = _common_high_bits(op, a, b)
+        return blocks or _changed(_integer_comparison(op, a, b), expr)
     return whole.comparison(op, a, b) if _is_float(a) or _is_float(b) else None
 
 
@@ -299,6 +310,27 @@ def _integer_comparison(op: str, a: Expr, b: Expr) -> Expr:
     if low is not None and low.is_nonnegative():
         return TRUE
     return FALSE if negative else Binary("le", *_sides(slack))
+
+
+def _common_high_bits(op: str, a: Expr, b: Expr) -> Expr | None:
+    """x ^ y is 0 where x is y, and below a power of two where they are in one block of so many."""
+    match op, a, b:
+        case "eq" | "ne", Binary("xor", x, y), Const(0, _):
+            return Binary(op, x, y)
+        case "eq" | "ne", Const(0, _), Binary("xor", x, y):
+            return Binary(op, x, y)
+        case "le", Binary("xor", x, y), Const(low, dtype) if _is_power(int(low) + 1, dtype):
+            if any(not _is_nonnegative(e) for e in (x, y)):
+                return None
+            block = const(int(low) + 1, dtype)
+            return Binary("eq", floordiv(x, block), floordiv(y, block))
+        case _:
+            return None
+
+
+def _is_nonnegative(x: Expr) -> bool:
+    low = bounds(polynomial(x))[0]
+    return low is not None and low.is_nonnegative()
 
 
 def _sides(slack: Polynomial) -> tuple[Expr, Expr]:
@@ -343,10 +375,61 @@ def _integer(expr: Binary) -> Expr | None:
             return _changed(_divided(a, b, quotient=False), expr)
         case "min" | "max":
             return _extremum(expr)
+        case "shl" | "shr":
+            return _shift(expr.op, a, b)
         case "add" | "sub" | "mul":
             return _changed(_typed(expression(_rejoined(polynomial(expr))), expr), expr)
         case _:
             return None
+
+
+def _shift(op: str, x: Expr, count: Expr) -> Expr | None:
+    """Shifts by a known number of bits as products and quotients, whose bounds are known."""
+    dtype = dtype_of(x)
+    if not isinstance(count, Const) or not 0 <= count.value < _value_bits(dtype):
+        return None
+    power = const(1 << int(count.value), dtype)
+    if op == "shr":
+        return floordiv(x, power)
+    return mul(x, power) if count.dtype is DType.I64 and _fits_i32(x) else None
+
+
+def _value_bits(dtype: DType) -> int:
+    """Bits of a value, without that of its sign."""
+    return dtype.bits - (dtype is not DType.U8)
+
+
+def _bits(expr: Binary) -> Expr | None:
+    """Masks of low bits as remainders, of high bits as quotients: of integers of either sign, as numbers are stored."""
+    op, a, b = expr.op, expr.a, expr.b
+    if isinstance(a, Const) and isinstance(b, Const):
+        return fold_binary(expr)
+    if isinstance(a, Const):
+        return Binary(op, b, a)
+    if a is b:
+        return const(0, dtype_of(expr)) if op == "xor" else a
+    if not isinstance(b, Const) or dtype_of(a) is not dtype_of(expr):
+        return None
+    low, dtype = int(b.value), dtype_of(expr)
+    if low == 0:
+        return const(0, dtype) if op == "and" else a
+    if low == -1:
+        return a if op == "and" else b if op == "or" else None
+    match op:
+        case "and" if _is_power(low + 1, dtype):
+            return mod(a, const(low + 1, dtype))
+        case "and" if _is_power(-low, dtype):
+            return mul(floordiv(a, const(-low, dtype)), const(-low, dtype))
+        case "or" if _is_power(low + 1, dtype):
+            rest = mul(floordiv(a, const(low + 1, dtype)), const(low + 1, dtype))
+            return Binary("add", rest, b)
+        case _:
+            return None
+
+
+def _is_power(n: int, dtype: DType) -> bool:
+    """Whether n is a power of two that is a number of the type."""
+    return 1 < n < 1 << _value_bits(dtype) and n & (n - 1) == 0
 
 
 def _typed(new: Expr, old: Expr) -> Expr:
@@ -379,7 +462,7 @@ def _divided(x: Expr, divisor: Expr, *, quotient: bool) -> Expr:
         q, r = _split_multiples(p, d, rounding)
         if is_within(r, 0, d - constant(1)):
             return expression(q if quotient else r)
-    q, r = _split_multiples(p, d, math.floor)
+    q, r = _split_multiples(p, d, math.trunc)  # never larger terms, which could overflow
     if q.terms:
         if quotient:
             return expression(q + polynomial(floordiv(expression(r), divisor)))
@@ -394,6 +477,8 @@ def _divided(x: Expr, divisor: Expr, *, quotient: bool) -> Expr:
                 if not quotient:
                     return mod(y, divisor)
                 return mod(floordiv(y, divisor), expression(multiple))
+        case Binary("xor", y, z) if quotient and _is_power(d.constant or 0, dtype_of(x)):
+            return Binary("xor", floordiv(y, divisor), floordiv(z, divisor))
         case _:
             pass
     return same

@@ -54,6 +54,16 @@ def _overloads(names: dict[str, str], overload: str = "default") -> dict[Any, st
 UNARY = _overloads(_UNARY) | _overloads(_TESTS)
 ARITHMETIC = _overloads(_ARITHMETIC)
 LOGICAL = _overloads(_LOGICAL)
+SHIFTS = {
+    getattr(packet, overload): op
+    for op, packets in (
+        ("shl", (aten.bitwise_left_shift, aten.__lshift__)),
+        ("shr", (aten.bitwise_right_shift, aten.__rshift__)),
+    )
+    for packet in packets
+    for overload in ("Tensor", "Scalar", "Tensor_Scalar", "Scalar_Tensor")
+    if overload in packet.overloads()
+}
 COMPARISONS = {
     getattr(getattr(aten, op), overload): op
     for op in ("eq", "ne", "lt", "le", "gt", "ge")
@@ -133,7 +143,30 @@ def _div_mode(
         case _ if lift.dtype(node).is_float:
             return arithmetic(lift, node, lambda x, y: Unary("trunc", Binary("div", x, y)), a, b)
         case _:
-            raise NoRuleError("integer division that truncates")
+            return arithmetic(lift, node, _truncated_quotient, a, b)
+
+
+def _truncated_quotient(x: Expr, y: Expr) -> Expr:
+    """Of integers."""
+    zero = const(0, dtype_of(x))
+    size = Binary("floordiv", Unary("abs", x), Unary("abs", y))
+    is_negative = Binary("xor", Binary("lt", x, zero), Binary("lt", y, zero))
+    return Select(is_negative, Unary("neg", size), size)
+
+
+@rule(*SHIFTS)
+def _shift(lift: Lifter, node: torch.fx.Node, a: Any, b: Any) -> Value:
+    op, dtype = SHIFTS[node.target], lift.dtype(node)
+    if not dtype.is_int:
+        raise NoRuleError("a shift of no integers")
+
+    def function(x: Expr, count: Expr) -> Expr:
+        zero, last = const(0, dtype), const(dtype.bits - 1, dtype)
+        fits = Binary("and", Binary("ge", count, zero), Binary("le", count, last))
+        past = Binary("shr", x, last) if op == "shr" and dtype is not DType.U8 else zero
+        return Select(fits, Binary(op, x, Select(fits, count, zero)), past)
+
+    return arithmetic(lift, node, function, a, b)
 
 
 @rule(*LOGICAL)
