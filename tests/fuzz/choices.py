@@ -226,6 +226,8 @@ def legal(c: Choices) -> Choices:
         c = replace(c, dtype="bfloat16")  # biases overflow too
     if c.extra == "variance" and c.fill == "min":
         c = replace(c, fill="-1e9")  # its square overflows
+    if c.cap == "mixed_heads" and c.order == "mask_first" and c.fill == "min":
+        c = replace(c, fill="-1e9")  # sums of several times it are of any size: the order decides
     if c.weights in ("zeroed", "kept_rows") and c.mask in ("none", "additive"):
         c = replace(c, mask="causal")
     if c.values == "nan" and c.extra in ("argmax", "argmax_of_weights"):

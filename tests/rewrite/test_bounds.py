@@ -22,7 +22,7 @@ def program_loop(body: str) -> tuple[Loop, frozenset[str]]:
     program = parse_program(f"""
 program p
   size S, T
-  dim b: 4, q: S, k: S, d: 64
+  dim b: 4, h: 4, q: S, k: S, d: 64
   input Q: bf16[4, S, 64]
   input K: bf16[4, S, 64]
   input ids: i64[4, S]
@@ -47,6 +47,7 @@ program p
 
 
 def bounds_of(body: str) -> Bounds | None:
+    body = body.replace("HEADS", "sum(d: Q[h, q, d] * K[h, k, d])")
     loop, inputs = program_loop(body.replace("SCORE", "sum(d: Q[b, q, d] * K[b, k, d])"))
     (row,) = (d for d in loop.kept if d.name == "q")
     (found,) = loop_bounds(loop, inputs, (row,), loop.loop[0])
@@ -60,6 +61,10 @@ def bounds_of(body: str) -> Bounds | None:
         ("SCORE + where(k <= q, 0.0, -inf)", ["0", "0", "q.first + 1", "q.last + 1"]),
         ("where(k <= q, SCORE, -1e10)", ["0", "0", "q.first + 1", "q.last + 1"]),
         ("where(k <= q, SCORE + bias[q, k], -inf)", ["0", "0", "q.first + 1", "q.last + 1"]),
+        (
+            "where(k <= q, sum(h: slope[h] * HEADS), -1e10)",
+            ["0", "0", "q.first + 1", "q.last + 1"],
+        ),
         (
             "where(k <= q, SCORE - slope[b] * (q - k), -1e10)",
             ["0", "0", "q.first + 1", "q.last + 1"],
@@ -136,6 +141,9 @@ def test_a_range_from_0_beside_another(body: str, head: str, lo: str) -> None:
         "where(k <= q, SCORE + 0.5 * bias[q, k], -1e10)",
         "where(k <= q, SCORE + log(bias[q, k]), -1e10)",
         "where(k <= q, SCORE + f32(pad[b, k]) * -1e9, -1e10)",
+        # nor do heads that are mixed have scores above it, where each has a fill or a mask of its own
+        "where(k <= q, sum(h: slope[h] * where(ids[h, q] == ids[h, k], HEADS, -1e10)), -1e10)",
+        "where(k <= q, sum(h: slope[h] * (HEADS + bias[q, k])), -1e10)",
     ],
 )
 def test_nothing_is_skipped(body: str) -> None:

@@ -31,7 +31,7 @@ from flashlight.ir.exprs import (
 )
 from flashlight.ir.monoids import MAX, MIN, SUM
 from flashlight.ir.nests import Carry, Give, Loop, Pass, Shift
-from flashlight.ir.visit import children, free_dims, replace_loads, rewrite
+from flashlight.ir.visit import children, free_dims, replace_loads, rewrite, walk
 from flashlight.rewrite.simplify import simplify
 
 LOG2_E = 1.4426950408889634
@@ -326,13 +326,17 @@ def _holds(condition: Expr, facts: frozenset[Expr]) -> bool:
 
 
 def outside_sums(expr: Expr) -> Iterator[Expr]:
-    """Subexpressions that are not operands of an inner reduction."""
+    """Subexpressions that are not operands of an inner contraction; scores that are mixed are no such operands."""
     seen: set[Expr] = set()
     todo = [expr]
     while todo:
         node = todo.pop()
-        if node in seen or isinstance(node, Reduce):
+        if node in seen or (isinstance(node, Reduce) and not _is_mixture(node)):
             continue
         seen.add(node)
         yield node
         todo.extend(children(node))
+
+
+def _is_mixture(expr: Reduce) -> bool:
+    return any(isinstance(node, Reduce) for node in walk(expr.body))

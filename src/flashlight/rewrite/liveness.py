@@ -25,6 +25,7 @@ from flashlight.ir.exprs import (
 from flashlight.ir.monoids import ANY, MAX, SUM
 from flashlight.ir.nests import Carry
 from flashlight.ir.visit import children, free_dims, substitute, walk
+from flashlight.rewrite.factor import product_of
 from flashlight.rewrite.simplify import simplify
 
 HUGE_FILL = -6e4
@@ -95,13 +96,15 @@ def _not_least(expr: Expr) -> Live:
 
 
 def _may_mask(expr: Expr) -> bool:
-    """Whether a term of a score can be infinite or huge by itself: not a contraction, a position, or a multiple of these."""
+    """Whether a term of a score can be infinite or huge by itself: not a contraction of features, a position, or a multiple of these."""
     match expr:
         case Const(value, _):
             return abs(value) >= -HUGE_FILL
         case Load(buffer, _):
             return buffer.dtype.is_float
-        case Reduce() | Unary("anchor" | "tanh" | "sigmoid" | "sin" | "cos" | "erf", _):
+        case Reduce(_, _, body):
+            return _may_mask_inside(body)
+        case Unary("anchor" | "tanh" | "sigmoid" | "sin" | "cos" | "erf", _):
             return False
         case Binary("mul", a, b):
             factors = [f for f in (a, b) if not isinstance(f, Const)]
@@ -113,6 +116,13 @@ def _may_mask(expr: Expr) -> bool:
             return any(isinstance(n, Load | Reduce) for n in walk(x))
         case _:
             return any(_may_mask(c) for c in children(expr))
+
+
+def _may_mask_inside(body: Expr) -> bool:
+    """The same for what is summed: not features of rows and columns; scores that are mixed may have a mask of their own."""
+    if not any(isinstance(n, Reduce) for n in walk(body)):
+        return any(isinstance(n, Const) and n.dtype.is_float and _may_mask(n) for n in walk(body))
+    return any(_may_mask(f) for f in product_of(body).num if not isinstance(f, Load))
 
 
 def _not_zero(expr: Expr) -> Live:
