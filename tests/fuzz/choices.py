@@ -228,6 +228,9 @@ def legal(c: Choices) -> Choices:
         c = replace(c, fill="-1e9")  # its square overflows
     if c.cap == "mixed_heads" and c.order == "mask_first" and c.fill == "min":
         c = replace(c, fill="-1e9")  # sums of several times it are of any size: the order decides
+    added_to = c.masking == "float_times_fill" or c.order in ("mask_first", "bias_last")
+    if c.dtype == "float16" and c.fill == "min" and added_to:
+        c = replace(c, fill="-1e9")  # f64 has another: beside f16's, scores are no rounding in f32
     if c.weights in ("zeroed", "kept_rows") and c.mask in ("none", "additive"):
         c = replace(c, mask="causal")
     if c.values == "nan" and c.extra in ("argmax", "argmax_of_weights"):
