@@ -133,7 +133,8 @@ def _not_zero(expr: Expr) -> Live:
         case Select(c, a, b):
             return _branches(c, _not_zero(a), _not_zero(b))
         case Binary("mul", a, b):
-            return _and(_not_zero(a), _not_zero(b))
+            x, y = _not_zero(a), _not_zero(b)
+            return _and(_ALWAYS if _is_infinite(b) else x, _ALWAYS if _is_infinite(a) else y)
         case Binary("div", a, _):
             return _not_zero(a)
         case Binary("add" | "sub", a, b):
@@ -149,6 +150,19 @@ def _not_zero(expr: Expr) -> Live:
             return _ALWAYS if free_dims(inner.condition) & set(dims) else inner
         case _:
             return _ALWAYS
+
+
+def _is_infinite(expr: Expr) -> bool:
+    """Whether a value is infinite at some positions by what the program says: 0 times it is NaN."""
+    match expr:
+        case Const(value, _):
+            return math.isinf(value)
+        case Select(_, a, b) | Binary("add" | "sub" | "mul", a, b):
+            return _is_infinite(a) or _is_infinite(b)
+        case Binary("div", x, _) | Unary("neg" | "abs", x) | Cast(x, _):
+            return _is_infinite(x)
+        case _:
+            return False
 
 
 def _branches(c: Expr, a: Live, b: Live) -> Live:
