@@ -194,6 +194,16 @@ def test_weights(fn: Callable[..., Any], args: tuple[T, T, T], regions: int) -> 
     assert found(fn, *args) == (regions, [])
 
 
+def two_convolutions(x: T, w: T, u: T) -> T:
+    """An MLP over channels: no attention, although its weights have four axes."""
+    return F.conv2d(torch.relu(F.conv2d(x, w)), u)
+
+
+def test_convolutions_are_products_with_weights() -> None:
+    args = r(2, 16, 9, 9), r(64, 16, 1, 1), r(16, 64, 1, 1)
+    assert found(two_convolutions, *args) == (0, [])
+
+
 def relative_shift(q: T, k: T, table: T) -> T:
     """Scores of distances, moved so that column j of row i is distance i - j, on top of scores: no diagonal, although both sides
     of the pair meet in one axis."""

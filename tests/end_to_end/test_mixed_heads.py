@@ -37,6 +37,15 @@ def before_by_linear(q: T, k: T, v: T, w: T) -> T:
     return mixed.permute(0, 3, 1, 2).softmax(-1) @ v
 
 
+def before_by_convolution(q: T, k: T, v: T, w: T) -> T:
+    return F.conv2d(scores(q, k), w[:, :, None, None], w[0]).softmax(-1) @ v
+
+
+def before_by_groups(q: T, k: T, v: T, w: T) -> T:
+    """A factor for each head, as a convolution."""
+    return F.conv2d(scores(q, k), w[:, :1, None, None], groups=H).softmax(-1) @ v
+
+
 def before_and_masked(q: T, k: T, v: T, w: T) -> T:
     """A function of each head's scores, a mixture, and a mask with rows that see nothing."""
     i = torch.arange(S)
@@ -61,6 +70,10 @@ def after_a_mask(q: T, k: T, v: T, w: T) -> T:
     return torch.einsum("gh,bhij->bgij", w, p) @ v
 
 
+def after_by_convolution(q: T, k: T, v: T, w: T) -> T:
+    return F.conv2d(scores(q, k).softmax(-1), w[:, :, None, None]) @ v
+
+
 def mixture(q: T, k: T, v: T, w: T) -> T:
     return (scores(q, k).softmax(-1) * w[0].softmax(0)[:, None, None]).sum(1) @ v[:, 0]
 
@@ -74,10 +87,13 @@ CASES: dict[str, tuple[Callable[..., Any], int]] = {
     for f, kernels in (
         (before, 1),
         (before_by_linear, 1),
+        (before_by_convolution, 1),
+        (before_by_groups, 1),
         (before_and_masked, 1),
         (before_by_query, 1),
         (after, 2),
         (after_a_mask, 2),
+        (after_by_convolution, 2),
         (mixture, 2),
         (average, 2),
     )

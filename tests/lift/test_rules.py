@@ -186,6 +186,14 @@ PRODUCTS: dict[str, Callable[..., Any]] = {
     "einsum": lambda a, b, c: torch.einsum("bij,bjk->kib", a, b),
     "one term": lambda a, b, c: torch.bmm(a[:, :, :1], b[:, :1]),
     "linear": lambda a, b, c: F.linear(a, b[0].mT, c[0]),
+    "convolution": lambda a, b, c: F.conv1d(b, a[0, :, :, None]),
+    "convolution with a bias": lambda a, b, c: F.conv2d(
+        b[None, :, :4], a[:, 0, :3, None, None], c[0, :3]
+    ),
+    "convolution of groups": lambda a, b, c: F.conv1d(
+        c.T[None], a.flatten(0, 1)[:6, :3, None], groups=2
+    ),
+    "convolution of each channel": lambda a, b, c: F.conv1d(b, a[0, 0, :, None, None], groups=5),
 }
 
 

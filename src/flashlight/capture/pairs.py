@@ -400,6 +400,8 @@ def integer_hint(extent: Expr, hints: Mapping[str, int]) -> int:
 
 def _has_shape_of_weight(leaf: Leaf) -> bool:
     """Whether a tensor that is given may be a parameter: a batch of one shows as an axis of size 1, more than three axes too."""
+    if any(str(u.target) == "aten.convolution.default" for u in leaf.node.users):
+        return leaf.node in [u.args[1] for u in leaf.node.users]
     rank = len(leaf.shape)
     return rank <= 2 or (rank == 3 and not any(map(is_one, leaf.shape)))
 

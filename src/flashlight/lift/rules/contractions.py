@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ import torch.fx
 from flashlight.ir.dtypes import DType
 from flashlight.ir.exprs import Binary, Expr, const
 from flashlight.ir.monoids import SUM
+from flashlight.lift import values
+from flashlight.lift.extents import Extent, is_one, quotient
 from flashlight.lift.lift import Lifter, NoRuleError, rule
 from flashlight.lift.rules.pointwise import typed
 from flashlight.lift.values import Factors, Positions, Value, refine
@@ -35,13 +38,27 @@ def _product(lift: Lifter, node: torch.fx.Node, a: Value, b: Value, dtype: DType
         y = b.at((*shared, reduced[0], out[-1])) if len(b.shape) > 1 else b.at((reduced[0],))
         return Binary("mul", x, y)
 
+    factors = (*batch, a.factors[-2], *columns)
+    return _sum_of(lift, node, shape, body, dtype, factors, inner)
+
+
+def _sum_of(
+    lift: Lifter,
+    node: torch.fx.Node,
+    shape: tuple[Extent, ...],
+    body: Callable[[Positions, Positions], Expr],
+    dtype: DType,
+    factors: tuple[Factors, ...],
+    inner: Factors,
+) -> Value:
+    """A sum of products over one axis; the product itself where there is only one."""
     one_term = not inner
     return lift.make(
         node,
         shape,
         (lambda out, _: body(out, ((),))) if one_term else body,
         dtype,
-        factors=(*batch, a.factors[-2], *columns),
+        factors=factors,
         reduced=() if one_term else (inner,),
         monoid=None if one_term else SUM,
         contraction=not one_term,
@@ -60,6 +77,62 @@ def _mm(lift: Lifter, node: torch.fx.Node, a: Any, b: Any) -> Value:
 @rule(aten.mv.default)
 def _mv(lift: Lifter, node: torch.fx.Node, a: Any, b: Any) -> Value:
     return _product(lift, node, lift.tensor(a), lift.tensor(b), lift.dtype(node))
+
+
+@rule(aten.convolution.default)
+def _convolution(
+    lift: Lifter,
+    node: torch.fx.Node,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    stride: Sequence[Any],
+    padding: Sequence[Any],
+    _: Any,
+    transposed: bool,
+    __: Any,
+    groups: int,
+) -> Value:
+    """One whose window is a single element: a product over channels."""
+    source, kernel, dtype = lift.tensor(x), lift.tensor(weight), lift.dtype(node)
+    if transposed or any(s != 1 for s in stride) or any(p != 0 for p in padding):
+        raise NoRuleError("a convolution that moves elements")
+    if not all(map(is_one, kernel.shape[2:])) or source.dtype is not kernel.dtype:
+        raise NoRuleError("a convolution with a window")
+    product = _channel_product(lift, node, source, kernel, groups)
+    if bias is None:
+        return product
+    axes = [1] * (len(source.shape) - 2)
+    offsets = values.reshape(lift.tensor(bias), (kernel.shape[0], *axes))
+    return lift.pointwise(node, lambda p, b: Binary("add", p, typed(b, dtype)), product, offsets)
+
+
+def _channel_product(
+    lift: Lifter, node: torch.fx.Node, x: Value, weight: Value, groups: int
+) -> Value:
+    """sum over the channels of each group; unrounded where a bias is still to be added."""
+    outer, inner = weight.shape[:2]
+    each = quotient(outer, groups)
+    if each is None:
+        raise NoRuleError("groups of symbolic sizes")
+    a = values.reshape(x, (x.shape[0], groups, inner, *x.shape[2:]))
+    b = values.reshape(weight, (groups, each, inner))
+
+    def body(out: Positions, reduced: Positions) -> Expr:
+        group, channel = values.split(out[1], (groups, each))
+        left = a.at((out[0], group, reduced[0], *out[2:]))
+        return Binary("mul", left, b.at((group, channel, reduced[0])))
+
+    dtype = lift.dtype(node)
+    return _sum_of(
+        lift,
+        node,
+        lift.shape(node),
+        body,
+        dtype if node.args[2] is None else dtype.compute,
+        (a.factors[0], (*b.factors[0], *b.factors[1]), *a.factors[3:]),
+        _both(a.factors[2], b.factors[2]),
+    )
 
 
 @rule(aten.addmm.default, aten.baddbmm.default)
