@@ -150,11 +150,13 @@ def _filled(rest: Expr, peaks: dict[Expr, Expr], lone: set[Expr]) -> Expr | None
 def _correction(w: Weight, peak: Expr, exponents: frozenset[Exponent]) -> Correction:
     """exp(-rho_anchored + w), w's addends one by one: rho's own first, so that large numbers cancel before small ones come.
 
+    A row without any exponent but -inf sums to 0, and keeps that whatever w is: there rho itself makes the factor 0, as eager's are.
     Beside exp(w) itself in one function (relu(exp(u - m) - exp(-m))), w may be huge where every u is small: eager's relu(-inf) is 0.
     """
     parts = list(w.parts)
-    total: Expr = anchor(peak)
     has_peak = neg(peak) in parts
+    stands_alone = any(is_literal(x.u, 0) for x in exponents)
+    total: Expr = anchor(peak) if has_peak or stands_alone else peak
     if has_peak:
         parts.remove(neg(peak))
         total = sub(total, peak)
@@ -162,7 +164,7 @@ def _correction(w: Weight, peak: Expr, exponents: frozenset[Exponent]) -> Correc
         minus, x = _signed(p)
         total = sub(total, x) if minus else add(total, x)
     factor = exp(total)
-    if len(exponents) > 1 and any(is_literal(x.u, 0) for x in exponents):
+    if len(exponents) > 1 and stands_alone:
         finite = Binary("min", factor, largest(dtype_of(factor)))
         factor = Select(Unary("isinf", total), factor, finite)
     return Correction(factor, has_peak and not parts, exponents, w.guard, w.level)
