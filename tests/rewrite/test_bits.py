@@ -206,7 +206,7 @@ def test_an_fp16_operand_gets_a_reference() -> None:
     loops = loops_of(program)
     (loop,) = loops.loops
     assert len(loop.passes) == 1
-    assert [c.monoid.name for c in loop.carries] == ["sum", "max", "sum"]
+    assert [c.monoid.name for c in loop.carries] == ["max", "sum", "sum"]
     assert loop.carries[-1].weight
     inputs = inputs_for(program, 0, 4.0, 0.0)
     exact = interpret(program, inputs)["O"]
@@ -218,9 +218,31 @@ def test_an_fp16_operand_gets_a_reference() -> None:
     assert error(got, exact) < 2e-2
 
 
-def test_a_bf16_operand_needs_none() -> None:
-    program = fused(SCORES, UNSHIFTED.replace("f16", "bf16"), PV)
-    (loop,) = loops_of(program).loops
+@pytest.mark.parametrize(
+    ("exponent", "monoids"),
+    [
+        ("s[q, k]", ["max", "sum", "sum"]),  # times a value it may be infinite, and finite divided
+        ("5.0 * tanh(s[q, k])", ["sum", "sum"]),
+        ("-abs(s[q, k])", ["sum", "sum"]),
+        ("-0.5 * (s[q, k] * s[q, k])", ["sum", "sum"]),
+        ("0.5 * (s[q, k] * s[q, k])", ["max", "sum", "sum"]),
+    ],
+)
+def test_a_bf16_operand_needs_one_if_it_is_divided(exponent: str, monoids: list[str]) -> None:
+    unshifted = UNSHIFTED.replace("f16", "bf16").replace("s[q, k]", exponent)
+    (loop,) = loops_of(fused(SCORES, unshifted, PV)).loops
+    assert [c.monoid.name for c in loop.carries] == monoids
+
+
+def test_an_exponential_that_is_not_divided_stays() -> None:
+    """Infinite in eager, it decides the sign of the sum."""
+    late = """
+  nest w (q, k) bf16: exp(s[q, k])
+  nest l (q | k) f32: sum w[q, k]
+  nest A (q, e | k) f32: sum w[q, k] * V[k, e]
+  nest O (q, e) f32: A[q, e] / l[q]
+"""
+    (loop,) = loops_of(fused(SCORES, late)).loops
     assert [c.monoid.name for c in loop.carries] == ["sum", "sum"]
 
 

@@ -363,7 +363,7 @@ row(
   nest p (q, k) bf16: w[q, k] / l[q]
 """,
     PV,
-    kernels=[(1, 2)],
+    kernels=[(1, 3)],
 )
 LP = """
   nest m (q | k) f32: max s[q, k]

@@ -6,6 +6,8 @@ beyond that, so they are read here and stripped.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,6 +15,7 @@ from flashlight.ir.dtypes import DType
 from flashlight.ir.exprs import Binary, Cast, Const, Dim, Expr, Load, Select, Unary, dtype_of
 from flashlight.ir.visit import free_dims, rewrite, walk
 from flashlight.rewrite.factor import product, product_of
+from flashlight.rewrite.signs import is_nonneg
 from flashlight.rewrite.terms import is_slot
 
 SIXTEEN = (DType.F16, DType.BF16)
@@ -129,3 +132,43 @@ def may_be_operand(rest: Expr, rounding: Rounding) -> bool:
     if not beside or product(beside, rest) in rounding.rounded:
         return True
     return all(is_bounded(f) for f in beside)
+
+
+TAME = 64.0
+"""exp of it times any value, summed over any loop, is no infinity in f32."""
+
+
+def is_tame(exponent: Expr) -> bool:
+    """Whether an exponent is proved to be no large positive number: bounded, or minus what is never negative."""
+    return _magnitude(exponent) <= TAME or _is_never_positive(exponent)
+
+
+def _magnitude(expr: Expr) -> float:
+    """A bound of the absolute value, infinite where none is known."""
+    match expr:
+        case Const(value, _):
+            return abs(value)
+        case Unary("sigmoid" | "tanh" | "erf" | "sign" | "sin" | "cos", _):
+            return 1.0
+        case Unary("neg" | "abs", x):
+            return _magnitude(x)
+        case Cast(x, _):
+            return 1.0 if dtype_of(x) is DType.BOOL else _magnitude(x)
+        case Binary("add" | "sub", a, b):
+            return _magnitude(a) + _magnitude(b)
+        case Binary("mul", a, b):
+            return _magnitude(a) * _magnitude(b)
+        case Binary("div", a, Const(value, _)) if value != 0:
+            return _magnitude(a) / abs(value)
+        case Binary("max" | "min", a, b) | Select(_, a, b):
+            return max(_magnitude(a), _magnitude(b))
+        case _:
+            return math.inf
+
+
+def _is_never_positive(expr: Expr) -> bool:
+    p = product_of(expr)
+    odd = [f for f, n in Counter((*p.num, *p.den)).items() if n % 2]
+    negative = [f for f in odd if isinstance(f, Const) and f.value < 0]
+    is_minus = p.negative != (len(negative) % 2 == 1)
+    return is_minus and all(is_nonneg(f, lambda _: False) for f in odd if f not in negative)

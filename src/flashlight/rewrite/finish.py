@@ -13,6 +13,7 @@ from flashlight.ir.exprs import (
     Expr,
     Load,
     Select,
+    Unary,
     add,
     anchor,
     const,
@@ -133,13 +134,18 @@ def _with_factors(
     for guard in (*(g for g in dict.fromkeys(guards) if g is not None), None):
         own = [c for c in corrections if c.guard is guard]
         divisors = [_cancelled(f.value, own, finishes) for f in den if f.guard is guard]
+        # What a reference was made for may be as large as its divisor: neither is applied alone.
+        made = [c for c in own if not c.is_exact and isinstance(c.factor, Unary)][: len(divisors)]
+        own = [c for c in own if c not in made]
         row = [f.value for f in num if f.guard is guard] + [c.factor for c in own[:1]]
         inner = value
         value = mul(value, product(row, value)) if row else value
         # The rest one by one: each is clipped to a number, and 0 times their product may be none.
         for c in own[1:]:
             value = mul(value, c.factor)
-        for d in divisors:
+        for c, d in zip(made, divisors, strict=False):
+            value = mul(value, div(c.factor, d))
+        for d in divisors[len(made) :]:
             value = div(value, d)
         if guard is not None and value is not inner:
             value = _where(seen(guard), value, inner)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from flashlight.ir.dtypes import DType
 from flashlight.ir.exprs import Dim, Expr, Load, Reduce, Unary, add, const, dtype_of, sub
-from flashlight.ir.monoids import ALL, ANY, PROD, SUM
+from flashlight.ir.monoids import ALL, ANY, MAX, PROD, SUM
 from flashlight.ir.nests import Give, Loop, Nest
 from flashlight.ir.visit import free_dims, reads, replace_loads, substitute, walk
 from flashlight.rewrite.accumulate import Accumulation
 from flashlight.rewrite.bits import (
     NO_ROUNDING,
     Rounding,
+    is_tame,
     may_be_operand,
     read_rounding,
     strip_casts,
@@ -22,6 +23,7 @@ from flashlight.rewrite.carries import Carries
 from flashlight.rewrite.factor import factor
 from flashlight.rewrite.finish import Finish, cancel_corrections
 from flashlight.rewrite.monotone import hoist
+from flashlight.rewrite.signs import is_nonneg
 from flashlight.rewrite.split import Split
 from flashlight.rewrite.terms import Term
 
@@ -81,8 +83,8 @@ def online(
     """
     names = frozenset(taken) | wanted.keys()
 
-    def build(earliest: Mapping[str, int]) -> tuple[Choice, LoopBuilder]:
-        builder = LoopBuilder(Carries(kept, loop, set(names)))
+    def build(earliest: Mapping[str, int], referred: frozenset[str]) -> tuple[Choice, LoopBuilder]:
+        builder = LoopBuilder(Carries(kept, loop, set(names)), referred)
         for nest in nests:
             builder.add(nest, earliest.get(nest.name, 0))
         result = builder.carries.loop_of(
@@ -94,10 +96,12 @@ def online(
         )
         return Choice(result, dots_of(result), len(result.carries)), builder
 
-    first, builder = build({})
+    first, builder = build({}, frozenset())
+    if referred := frozenset(builder.in_danger):
+        first, builder = build({}, referred)
     choices = [first]
     for name in sorted(builder.delayable):
-        choice, _ = build({name: builder.pass_of[name] + 1})
+        choice, _ = build({name: builder.pass_of[name] + 1}, referred)
         if all(choice.loop != c.loop for c in choices):
             choices.append(choice)
     return sorted(choices, key=lambda c: c.rank)
@@ -123,17 +127,21 @@ class LoopBuilder:
 
     Attributes:
         carries: the accumulators so far.
+        referred: sums whose exponentials get a reference though they read no final (rule 3 of section 7).
         values: each nest's result as an expression on carries, over the nest's dims.
         finishes: what each carry was made from, for cancelling corrections.
         pass_of: the pass in which each reduction is accumulated.
         delayable: reductions that took several sums or a shift, which a later pass would spare.
+        in_danger: sums that should be referred: a divisor left them, and their exponentials may be as large as floats can be.
     """
 
     carries: Carries
+    referred: frozenset[str] = frozenset()
     values: dict[str, tuple[tuple[Dim, ...], Expr]] = field(default_factory=dict)
     finishes: dict[str, Finish] = field(default_factory=dict)
     pass_of: dict[str, int] = field(default_factory=dict)
     delayable: set[str] = field(default_factory=set)
+    in_danger: set[str] = field(default_factory=set)
 
     def add(self, nest: Nest, earliest: int = 0) -> None:
         """Give the nest a value: in the first pass from `earliest` on that can accumulate it."""
@@ -202,9 +210,12 @@ class LoopBuilder:
 
     def _sum(self, nest: Nest, body: Expr, split: Split, number: int) -> Expr | None:
         body = factor(body, split.reads_final, split.varies)
-        terms = split(body)
+        referring = replace(split, refer_all=True)
+        terms = (referring if nest.name in self.referred else split)(body)
+        if any(t.den for t in terms or ()) and any(map(self._may_overflow, referring(body) or ())):
+            self.in_danger |= {nest.name, *self._divisors(terms or ())}
         if split.rounding.dot is DType.F16 and not _in_range(terms, split.rounding):
-            terms = replace(split, refer_all=True)(body)
+            terms = referring(body)
             if not _in_range(terms, split.rounding):
                 return None
         accumulation = Accumulation(self.carries, self.finishes, split, number, nest)
@@ -219,6 +230,25 @@ class LoopBuilder:
             part = accumulation.value_of(stem, term, body)
             value = part if value is None else _added(value, part)
         return const(0, dtype_of(body).compute) if value is None else value
+
+    def _divisors(self, terms: Iterable[Term]) -> Iterator[str]:
+        """The sums that terms are divided by, of those that are never negative (an infinite factor would decide their sign)."""
+        read = reads(*(d.value for t in terms for d in t.den))
+        known = ((name, self.values[name][1]) for name in self.pass_of)
+        nonneg = self.carries.nonneg
+        return (name for name, x in known if reads(x) & read and is_nonneg(x, nonneg))
+
+    def _may_overflow(self, term: Term) -> bool:
+        """Whether it has an exponential that is relative to nothing and may be as large as floats can be."""
+        return any(
+            not is_tame(x.u) and not any(map(self._is_maximum, reads(x.u)))
+            for w in term.weights
+            if not w.parts
+            for x in w.exponents
+        )
+
+    def _is_maximum(self, name: str) -> bool:
+        return name in self.carries.pass_of and self.carries.named(name).monoid is MAX
 
 
 def _in_range(terms: Iterable[Term] | None, rounding: Rounding) -> bool:

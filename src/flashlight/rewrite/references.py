@@ -167,7 +167,8 @@ def _correction(w: Weight, peak: Expr, exponents: frozenset[Exponent]) -> Correc
     if len(exponents) > 1 and stands_alone:
         finite = Binary("min", factor, largest(dtype_of(factor)))
         factor = Select(Unary("isinf", total), factor, finite)
-    return Correction(factor, has_peak and not parts, exponents, w.guard, w.level)
+    guard = w.guard if w.parts else None  # under which rho was made
+    return Correction(factor, has_peak and not parts, exponents, guard, w.level)
 
 
 def _signed(x: Expr) -> tuple[bool, Expr]:

@@ -130,7 +130,11 @@ class Split:
                 return None
 
     def _referred(self, e: Expr) -> Term | None:
-        """A product with a varying exponential in it, whose weight is exp(0)."""
+        """A product with a varying exponential in it, whose weight is exp(0), or one under a mask."""
+        match e:
+            case Select(c, a, zero) if is_literal(zero, 0):
+                inside = self._referred(a)
+                return None if inside is None else guarded(inside, c, e)
         p = product_of(e)
         powers = [f for f in p.num if isinstance(f, Unary) and f.op == "exp" and self.varies(f)]
         if not powers:
