@@ -72,3 +72,26 @@ def test_values(name: str, B: int) -> None:
     stored = flashlight.explain(fn, *args).materialized
     assert all(t.shape[-1] != N for t in stored), stored
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_bias_of_two_layers_is_made_once(masked: bool) -> None:
+    """Its features never reach memory, also where each layer takes a mask of it."""
+
+    def layers(q: T, k: T, v: T, a: T, c: T, w: T, proj: T) -> T:
+        i = torch.arange(q.shape[-2])
+        near = (i[:, None] - i).to(q.dtype)[..., None]
+        bias = torch.relu(near * a + c) @ w
+        if masked:
+            bias = bias.masked_fill((i[:, None] < i)[..., None], -torch.inf)
+        return attention(attention(q, k, v, bias) @ proj, k, v, bias)
+
+    S = 70
+    args = (*(r(2, H, S, D, seed=i) for i in range(3)), r(N), r(N, seed=1), r(N, H), r(D, D))
+    torch._dynamo.reset()
+    with torch.no_grad():
+        check(layers, torch.compile(layers, backend="flashlight"), args)
+    report = flashlight.explain(layers, *args)
+    assert len(report.kernels) == 3
+    assert all(t.shape[-1] != N for t in report.materialized), report.materialized
+    torch._dynamo.reset()

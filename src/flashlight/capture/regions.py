@@ -96,6 +96,7 @@ class Finder:
         self.shared: dict[str, list[Node]] = {}  # FX nodes that are made by several cells
         self.own = {name: self.paths.set_of(c.tensors) for name, c in self.cells.items()}
         self.made_together = 0
+        self.shared_biases: list[tuple[Cell, set[str], Region]] = []
         self.walls: dict[bool, int] = {}
         for node, cells in self.lifter.made.items():
             for cell in cells:
@@ -119,14 +120,14 @@ class Finder:
             held = {name for r in (*found, *complete) for name in r.members}
             taken = [r for r in complete if self._is_taken(r, pairs, held)]
             self._leave_results(taken)
-            found += taken
+            found += [*taken, *self._biases(taken, pairs)]
             if not weights:
                 self._note_open(pairs, {name for r in candidates for name in r.members})
         return sorted(found, key=lambda r: max(self.rank[name] for name in r.closers))
 
     def smaller(self, region: Region) -> Iterator[Region]:
         """The same core with less around it, for where the compiler refuses: without an epilogue, then without scaled operands."""
-        for less in (1, 2):
+        for less in range(region.less + 1, 3):
             new = Region(set(region.closers), set(region.paired), less=less)
             grown = region.pairs is not None and self._complete(new, region.pairs)
             if grown and new.roots and new.members < region.members:
@@ -434,15 +435,48 @@ class Finder:
         """Whether a product contracts features of each pair of rows that would be stored for it alone.
 
         They are made of no more than it makes of them (positions, points, distances), and in the region they never reach memory.
-        A projection of pairs that are given stays outside, as a product of rows with columns does.
+        A projection of pairs that are given stays outside, as a product of rows with columns does. What several attentions read is
+        noted, to be a region of its own.
         """
-        if region.is_weak or region.less > 1 or self._outside(cell, region.members):
+        if region.is_weak or region.less > 1:
             return False
         apart = [s for s in sides if s[0] and s[1] and s[0].isdisjoint(s[1])]
         made, given = self._made_of(cell, apart)
         known = region.members | made | {cell.name}
         given |= {name for name in made if self._outside(self.cells[name], known)}
-        return bool(made - given) and all(self._count(n) <= self._count(cell.name) for n in given)
+        size = self._count(cell.name)
+        if made <= given or any(self._count(n) > size for n in given):
+            return False
+        if not self._is_shared(cell, region):
+            return True
+        if any(self._count(n) > size for n in made - given):
+            self.shared_biases.append((cell, made, region))
+        return False
+
+    def _is_shared(self, cell: Cell, region: Region) -> bool:
+        """Whether something outside of a region reads a member, or what members make of it alone."""
+        derived = self._derived(region)
+        work, seen = [cell], {cell.name}
+        while work:
+            at = work.pop()
+            if self._outside(at, region.members):
+                return True
+            following = [c for n in self._readers(at) for c in self._cells_of(n)]
+            fresh = [c for c in following if c.name not in derived | seen | region.paired]
+            seen |= {c.name for c in fresh}
+            work += fresh
+        return False
+
+    def _biases(self, taken: list[Region], pairs: Pairs) -> Iterator[Region]:
+        """Regions of their own for biases that several attentions read, which features would be stored for."""
+        held = {name for r in taken for name in r.members}
+        for cell, made, region in self.shared_biases:
+            if region in taken and cell.name not in held:
+                bias = Region({cell.name}, set(), set(made), is_weak=True, pairs=pairs, less=2)
+                self._absorb(bias, pairs)
+                bias.roots = self._roots(bias)
+                held |= bias.members
+                yield bias
 
     def _made_of(self, cell: Cell, sides: Sides) -> tuple[set[str], set[str]]:
         """What varies along both sides of pairs behind a cell: names of what is computed, and of leaves."""
