@@ -46,7 +46,7 @@ FEATURES: Mapping[str, tuple[Any, ...]] = {
         *("buckets", "distance", "ramps", "gaussians"),
     ),
     "cap": ("none", "tanh", "temperature", "square", "clamp", "row_temperature", "mixed_heads"),
-    "order": ("plain", "mask_first", "cap_first", "bias_last"),
+    "order": ("plain", "mask_first", "cap_first", "bias_last", "masked_twice"),
     "scale": (
         *("on_scores", "none", "on_queries", "divided", "both_roots", "on_keys", "learned"),
         *("odd", "odd_on_queries", "negative"),
@@ -205,6 +205,7 @@ def legal(c: Choices) -> Choices:
         c = replace(c, extra="column_sums" if c.extra != "none" else "none")
         if c.weights == "bare":  # a filled score would drown all others
             c = replace(c, masking="multiply_late")
+            c = replace(c, order="mask_first" if c.order == "masked_twice" else c.order)
         if c.weights == "bare" and c.mask == "additive":
             c = replace(c, mask="dense")
     if c.is_16_bit and c.extra in ("argmax", "argmax_of_weights"):
@@ -226,10 +227,10 @@ def legal(c: Choices) -> Choices:
         c = replace(c, dtype="bfloat16")  # biases overflow too
     if c.extra == "variance" and c.fill == "min":
         c = replace(c, fill="-1e9")  # its square overflows
-    if c.cap == "mixed_heads" and c.order == "mask_first" and c.fill == "min":
+    late = c.order in ("mask_first", "bias_last", "masked_twice")
+    if c.cap == "mixed_heads" and late and c.fill == "min":
         c = replace(c, fill="-1e9")  # sums of several times it are of any size: the order decides
-    added_to = c.masking == "float_times_fill" or c.order in ("mask_first", "bias_last")
-    if c.dtype == "float16" and c.fill == "min" and added_to:
+    if c.dtype == "float16" and c.fill == "min" and (late or c.masking == "float_times_fill"):
         c = replace(c, fill="-1e9")  # f64 has another: beside f16's, scores are no rounding in f32
     if c.weights in ("zeroed", "kept_rows") and c.mask in ("none", "additive"):
         c = replace(c, mask="causal")

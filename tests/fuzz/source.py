@@ -291,9 +291,12 @@ class _Writer:
             "mask_first": ("mask", "bias", "cap"),
             "cap_first": ("cap", "bias", "mask"),
             "bias_last": ("cap", "mask", "bias"),
+            "masked_twice": ("mask", "bias", "cap", "again"),
         }[c.order]
         for step in steps:
-            {"bias": self._bias, "cap": self._cap, "mask": self._mask}[step](s)
+            {"bias": self._bias, "cap": self._cap, "mask": self._mask, "again": self._again}[step](
+                s
+            )
 
     def _bias(self, s: str) -> None:
         T = self.keys
@@ -449,13 +452,21 @@ class _Writer:
                 return "dense"
         return None
 
+    def _fill(self, s: str) -> str:
+        if self.c.dtype == "float16" and self.c.fill == "-1e9":
+            return "-6e4"
+        return {
+            "-inf": "-torch.inf", "min": f"torch.finfo({s}.dtype).min", "-1e9": "-1e9", "-1e4": "-1e4",
+        }[self.c.fill]  # fmt: skip
+
+    def _again(self, s: str) -> None:
+        """What is not masked yet and late, with the same fill."""
+        self.positions()
+        self.say(f"{s} = {s}.masked_fill(j > i, {self._fill(s)})")
+
     def _mask(self, s: str) -> None:
         c = self.c
-        fill = {
-            "-inf": "-torch.inf", "min": f"torch.finfo({s}.dtype).min", "-1e9": "-1e9", "-1e4": "-1e4",
-        }[c.fill]  # fmt: skip
-        if c.dtype == "float16" and c.fill == "-1e9":
-            fill = "-6e4"
+        fill = self._fill(s)
         if c.mask == "additive":
             T = self.keys
             value = "-torch.inf" if c.fill == "-inf" else "-1e4"
