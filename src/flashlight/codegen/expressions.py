@@ -34,7 +34,7 @@ from flashlight.ir.exprs import (
     Unary,
     dtype_of,
 )
-from flashlight.ir.visit import walk
+from flashlight.ir.visit import reads, walk
 from flashlight.rewrite.simplify import simplify
 
 _FAST = ("tanh",)
@@ -305,7 +305,8 @@ class Expressions(Reductions):
     def _sum(self, expr: Binary, dtype: DType, ctx: Context, guarded: bool) -> Value:
         """a + b or a - b, as one fused multiply-add where one side is a product that varies most.
 
-        A dot takes its sum's other addend as accumulator if that is a dot too.
+        A dot takes its sum's other addend as accumulator if that is a dot too. A multiple of a maximum is rounded as it is where
+        sums are relative to it.
         """
         b = self.builder
         x, y = expr.a, expr.b
@@ -314,7 +315,8 @@ class Expressions(Reductions):
             joined = self.reduced(y, ctx, guarded, acc=first) if first.axes else None
             return joined or b.compute("add", first, self.value(y, ctx, guarded))
         product, other = (x, y) if _is_product(x) else (y, x)
-        if not _is_product(product) or (product is y and expr.op == "sub"):
+        is_fused = _is_product(product) and not (product is y and expr.op == "sub")
+        if not is_fused or reads(product) & ctx.carried.keys():
             p, q = self.typed(x, dtype, ctx, guarded), self.typed(y, dtype, ctx, guarded)
             return b.compute(expr.op, p, q, dtype=dtype)
         assert isinstance(product, Binary)

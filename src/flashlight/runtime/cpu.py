@@ -28,12 +28,12 @@ from flashlight.runtime.executable import KernelInfo
 from flashlight.runtime.types import TORCH_TYPES
 
 SKIPPED_COLS = 128  # columns in a tile that may be left out
+# Not -fno-signed-zeros: 0 + a * b + c * d would be contracted at either product, and two kernels' scores would differ by a rounding.
 FLAGS = (
     "-O3",
     "-g0",
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-fno-signed-zeros",
     "-ffp-contract=fast",
     "-fwrapv",
     "-w",
