@@ -38,6 +38,7 @@ from flashlight.codegen.blocks import (
     walk,
 )
 from flashlight.codegen.inlining import direct_yields, inlinable
+from flashlight.codegen.spelling import atom, axes_of, hint_of, lined_up, stripped, wrapped
 from flashlight.codegen.triton_ops import (
     HELPERS,
     TYPES,
@@ -72,12 +73,17 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One argument of the kernel: a buffer's pointer, the stride of one of its axes, or a size."""
+    """One argument of the kernel: a buffer's pointer or descriptor, the stride of one of its axes, a size, or what a queue needs.
+
+    Attributes:
+        tile: of a descriptor: (axis of the buffer, positions) for each of its axes, in its order.
+    """
 
     name: str
-    kind: Literal["pointer", "stride", "size"]
+    kind: Literal["pointer", "stride", "size", "descriptor", "queue", "count"]
     of: str
     axis: int = 0
+    tile: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,7 @@ class Source:
 
 def emit(kernel: Kernel, choices: Choices, header: Sequence[str] = ()) -> Source:
     """Triton source for a block program."""
-    return _Emitter(kernel, choices).source(header)
+    return Emitter(kernel, choices).source(header)
 
 
 _TAKEN = ("tl", "triton", "libdevice")
@@ -103,17 +109,17 @@ _MOST_DIMS = 5  # of a tile descriptor
 def descriptor_candidates(kernel: Kernel) -> frozenset[str]:
     """Names of buffers that descriptors could read: tiles of spans, fetched in a sweep."""
     found: dict[str, bool] = {}
-    root = _root_values(kernel)
+    root = root_values(kernel)
     for op in walk(kernel.body):
         if isinstance(op, For) and op.kind == "sweep":
             for inner in walk(op.body):
                 if isinstance(inner, Fetch):
-                    good = _is_describable(inner, root)
+                    good = is_describable(inner, root)
                     found[inner.buffer.name] = found.get(inner.buffer.name, True) and good
     return frozenset(name for name, good in found.items() if good)
 
 
-def _is_describable(op: Fetch, root: frozenset[Value]) -> bool:
+def is_describable(op: Fetch, root: frozenset[Value]) -> bool:
     spans = [s for s in op.index if isinstance(s, Span)]
     moving = [s for s in op.index if isinstance(s, Point) and not (s.at is None or s.at in root)]
     return (
@@ -127,7 +133,7 @@ def _is_describable(op: Fetch, root: frozenset[Value]) -> bool:
     )
 
 
-def _root_values(kernel: Kernel) -> frozenset[Value]:
+def root_values(kernel: Kernel) -> frozenset[Value]:
     """Values defined outside all loops."""
     found = {g.index for g in kernel.grid}
     for op in kernel.body.ops:
@@ -135,8 +141,8 @@ def _root_values(kernel: Kernel) -> frozenset[Value]:
     return frozenset(found)
 
 
-class _Emitter:
-    """Prints one kernel."""
+class Emitter:
+    """Prints one kernel; what depends on how tiles lie in registers is in methods of its own."""
 
     def __init__(self, kernel: Kernel, choices: Choices) -> None:
         self.kernel = kernel
@@ -147,7 +153,7 @@ class _Emitter:
         self.constants: set[Value] = set()
         self.measured: set[Value] = set()  # sizes
         self.inlined: dict[Value, Compute] = {}
-        self.root = _root_values(kernel)
+        self.root = root_values(kernel)
         self.names: set[str] = set(_OF_GRID)
         self.buffers: dict[str, str] = {}
         self.parameters: dict[Parameter, None] = {}
@@ -182,7 +188,7 @@ class _Emitter:
         for helper in sorted(self.helpers):
             lines += ["", "", *HELPERS[helper].text.strip().splitlines()]
         lines += ["", "", "@triton.jit", f"def {name}("]
-        lines += [f"    {p}," for p in _wrapped([p.name for p in parameters])]
+        lines += [f"    {p}," for p in wrapped([p.name for p in parameters])]
         lines += ["):", *self.lines, ""]
         return Source("\n".join(lines), name, tuple(parameters), bool(self.descriptors))
 
@@ -311,7 +317,7 @@ class _Emitter:
                 self.text[result] = self.size_text(size)
                 self.measured.add(result)
             case Positions(result, axis):
-                self.define(result, f"tl.arange(0, {axis.block})", direct)
+                self.define(result, self.arange(axis), direct)
             case Compute(result):
                 if result not in self.inlined:
                     self.define(result, self.compute(op), direct)
@@ -336,24 +342,24 @@ class _Emitter:
 
     def define(self, value: Value, text: str, direct: Mapping[Value, Slot]) -> None:
         slot = direct.get(value)
-        name = self.text[slot.inside] if slot is not None else self.fresh(_hint(value))
+        name = self.text[slot.inside] if slot is not None else self.fresh(hint_of(value))
         if slot is not None and value.axes != slot.inside.axes:
             text = self.broadcast(text, value.axes, slot.inside.axes)
         self.text[value] = name
-        self.line(f"{name} = {_stripped(text)}")
+        self.line(f"{name} = {stripped(text)}")
 
     def value(self, value: Value, axes: tuple[Axis, ...] | None = None) -> str:
         """A value's text, lined up with `axes` (its own by default)."""
         text = self.text.get(value)
         if text is None:
-            text = _atom(self.compute(self.inlined[value]))
-        return text if axes is None else _lined_up(text, value.axes, axes)
+            text = atom(self.compute(self.inlined[value]))
+        return text if axes is None else self.aligned(text, value.axes, axes)
 
     def like(self, value: Value, axes: tuple[Axis, ...]) -> str:
         """A value's text as a tensor that has all of `axes`."""
         text = self.value(value)
         if value in self.constants or self.may_be_python(value):
-            return f"tl.full({_shape(axes)}, {_stripped(text)}, {TYPES[value.dtype]})"
+            return self.full(axes, stripped(text), value.dtype)
         return text if value.axes == axes else self.broadcast(text, value.axes, axes)
 
     def may_be_python(self, value: Value) -> bool:
@@ -363,19 +369,36 @@ class _Emitter:
     def converted(self, value: Value, text: str, to: str) -> str:
         """A value's text in another type."""
         return (
-            f"tl.cast({_stripped(text)}, {to})" if self.may_be_python(value) else f"{text}.to({to})"
+            f"tl.cast({stripped(text)}, {to})" if self.may_be_python(value) else f"{text}.to({to})"
         )
 
+    # -- How tiles lie in registers.
+
+    def aligned(self, text: str, have: tuple[Axis, ...], want: tuple[Axis, ...]) -> str:
+        """Text of a tensor over `have`, indexed so that it broadcasts over `want`."""
+        return lined_up(text, have, want)
+
+    def shape(self, axes: Iterable[Axis]) -> str:
+        return f"[{', '.join(str(a.block) for a in axes)}]"
+
+    def full(self, axes: tuple[Axis, ...], text: str, dtype: DType) -> str:
+        """A tensor of one number."""
+        return f"tl.full({self.shape(axes)}, {text}, {TYPES[dtype]})"
+
+    def arange(self, axis: Axis) -> str:
+        """0..block-1."""
+        return f"tl.arange(0, {axis.block})"
+
     def broadcast(self, text: str, have: tuple[Axis, ...], want: tuple[Axis, ...]) -> str:
-        return f"tl.broadcast_to({_stripped(_lined_up(text, have, want))}, {_shape(want)})"
+        return f"tl.broadcast_to({stripped(self.aligned(text, have, want))}, {self.shape(want)})"
 
     def compute(self, op: Compute) -> str:
         args = [self.value(a, op.result.axes) for a in op.args]
         dtypes = [a.dtype for a in op.args]
         if op.op == "cast" and op.args[0] in self.constants:
-            return f"tl.full({_shape(op.result.axes)}, {args[0]}, {TYPES[op.result.dtype]})"
+            return self.full(op.result.axes, args[0], op.result.dtype)
         if op.op == "cast" and self.may_be_python(op.args[0]):
-            return f"tl.cast({_stripped(args[0])}, {TYPES[op.result.dtype]})"
+            return f"tl.cast({stripped(args[0])}, {TYPES[op.result.dtype]})"
         if op.op == "not" and self.may_be_python(op.args[0]) and op.result.dtype is DType.BOOL:
             return f"{args[0]} == 0"  # ~True is -2
         if op.op == "fma" and op.args[2] in self.inlined:
@@ -383,7 +406,7 @@ class _Emitter:
             if third.op == "neg":
                 return f"{args[0]} * {args[1]} - {self.value(third.args[0], op.result.axes)}"
         if op.op == "select" and self.may_choose(op):
-            return self.chosen(op.args[0], _stripped(args[1]), _stripped(args[2]), op.result.axes)
+            return self.chosen(op.args[0], stripped(args[1]), stripped(args[2]), op.result.axes)
         text, helpers = compute_text(op, args, dtypes, self.choices.target)
         self.helpers |= helpers
         return text
@@ -416,24 +439,24 @@ class _Emitter:
         for part in self.conjuncts(condition):
             helper = self.choice(part)
             if helper is None:
-                x = f"tl.where({_stripped(self.value(part, axes))}, {x}, {y})"
+                x = f"tl.where({stripped(self.value(part, axes))}, {x}, {y})"
                 continue
             self.helpers.add(helper)
-            a, b = (_stripped(self.value(v, axes)) for v in self.inlined[part].args)
+            a, b = (stripped(self.value(v, axes)) for v in self.inlined[part].args)
             x = f"{helper}({a}, {b}, {x}, {y})"
         return x
 
     def dot(self, op: Dot) -> str:
         a, b = self.value(op.a), self.value(op.b)
         if op.a.axes[-1] != op.axis:
-            a = f"tl.trans({_stripped(a)})"
+            a = f"tl.trans({stripped(a)})"
         if op.b.axes[0] != op.axis:
-            b = f"tl.trans({_stripped(b)})"
-        first, second = _stripped(a), _stripped(b)
+            b = f"tl.trans({stripped(b)})"
+        first, second = stripped(a), stripped(b)
         flipped = op.result.axes and op.a.axes and op.result.axes[0] not in op.a.axes
         extra = ""
         if op.acc is not None:
-            acc = _stripped(self.like(op.acc, op.result.axes))
+            acc = stripped(self.like(op.acc, op.result.axes))
             extra += f", acc=tl.trans({acc})" if flipped else f", {acc}"
         if op.a.dtype is DType.F32:
             extra += f', input_precision="{self.choices.precision}"'
@@ -448,14 +471,14 @@ class _Emitter:
         self.slots_before(op.slots)
         self.hoist_addresses(op)
         names = set(self.names)
-        index = self.fresh(_hint(op.index))
+        index = self.fresh(hint_of(op.index))
         self.text[op.index] = index
         lo, hi = self.value(op.lo), self.value(op.hi)
         options = ""
         if op.single:
             options = ", num_stages=1"
         maker = "tl.static_range" if op.unroll else "tl.range"
-        bounds = f"{_stripped(lo)}, {_stripped(hi)}"
+        bounds = f"{stripped(lo)}, {stripped(hi)}"
         if op.kind == "sweep":
             self.line(
                 f"# {'full' if op.full else 'edge'} tiles of {op.axis.name if op.axis else ''}"
@@ -473,7 +496,7 @@ class _Emitter:
 
     def branch(self, op: If) -> None:
         self.slots_before(op.slots)
-        self.line(f"if {_stripped(self.value(op.condition))}:")
+        self.line(f"if {stripped(self.value(op.condition))}:")
         self.nested(op.body, op.slots)
         for slot in op.slots:
             self.text[slot.result] = self.text[slot.inside]
@@ -504,7 +527,7 @@ class _Emitter:
                 self.text[slot.inside] = init
                 continue
             name = self.fresh(slot.name)
-            self.line(f"{name} = {_stripped(self.like(slot.init, slot.inside.axes))}")
+            self.line(f"{name} = {stripped(self.like(slot.init, slot.inside.axes))}")
             self.text[slot.inside] = name
 
     def slot_results(self) -> Iterator[Value]:
@@ -528,10 +551,10 @@ class _Emitter:
         return f"tl.load({address}, mask={mask}, other=0)"
 
     def store(self, op: Store) -> None:
-        axes = _axes_of(self.kernel, op.index, op.masks)
+        axes = axes_of(self.kernel, op.index, op.masks)
         address = self.address(op.buffer, op.index, axes)
         mask = self.mask(op.buffer, op.index, op.masks, axes)
-        value = _stripped(self.like(op.value, axes))
+        value = stripped(self.like(op.value, axes))
         self.line(f"tl.store({address}, {value}{f', mask={mask}' if mask else ''})")
 
     def address(self, buffer: Buffer, index: tuple[Subscript, ...], axes: tuple[Axis, ...]) -> str:
@@ -608,7 +631,7 @@ class _Emitter:
             gathers = [s.at for s in op.index if isinstance(s, Gather)]
             if any(v not in self.text for v in gathers):
                 continue
-            axes = _axes_of(self.kernel, op.index, op.masks)
+            axes = axes_of(self.kernel, op.index, op.masks)
             scalars = [s for s in op.index if not isinstance(s, Gather)]
             base = self.terms_known(op.buffer, op.index)
             self.named_base(op.buffer, base)
@@ -643,9 +666,9 @@ class _Emitter:
                     break
             else:
                 name = self.fresh(f"{axis.name}_at")
-                self.line(f"{name} = tl.arange(0, {axis.block})")
+                self.line(f"{name} = {self.arange(axis)}")
                 self.addresses[key] = name
-        return _lined_up(self.addresses[key], (axis,), axes)
+        return self.aligned(self.addresses[key], (axis,), axes)
 
     def mask(
         self,
@@ -665,7 +688,9 @@ class _Emitter:
                     checks = [f"({along} >= 0)"] if below else []
                     checks += [f"({along} < {self.extent(extent)})"] if above else []
                     text = " & ".join(checks)
-                    parts.append(_lined_up(f"({text})" if len(checks) > 1 else text, (axis,), axes))
+                    parts.append(
+                        self.aligned(f"({text})" if len(checks) > 1 else text, (axis,), axes)
+                    )
                 case Gather(at, True):
                     text = self.value(at, axes)
                     parts.append(f"({text} >= 0) & ({text} < {self.extent(extent)})")
@@ -685,11 +710,11 @@ class _Emitter:
             s = op.index[n]
             assert not isinstance(s, Gather)
             at = s.start if isinstance(s, Span) else s.at
-            starts.append("0" if at is None else _stripped(self.value(at)))
+            starts.append("0" if at is None else stripped(self.value(at)))
         text = f"{name}.load([{', '.join(starts)}])"
         loaded = tuple(s.axis for n in order if isinstance(s := op.index[n], Span))
         if len(loaded) < len(order):
-            text = f"{text}.reshape({_shape(loaded)})"
+            text = f"{text}.reshape({self.shape(loaded)})"
         return text if loaded == op.result.axes else f"tl.trans({text})"
 
     def descriptor_order(self, op: Fetch) -> list[int]:
@@ -706,7 +731,7 @@ class _Emitter:
     def descriptor(self, op: Fetch) -> str | None:
         """The descriptor a fetch reads through, made before the loop; None if it reads by pointers."""
         unit = self.choices.descriptors.get(op.buffer.name)
-        if unit is None or not _is_describable(op, self.root):
+        if unit is None or not is_describable(op, self.root):
             return None
         if not isinstance(op.index[unit], Span):
             return None
@@ -729,67 +754,3 @@ class _Emitter:
             )
             self.descriptors[key] = name
         return self.descriptors[key]
-
-
-def _hint(value: Value) -> str:
-    """A value's name without what made it unique in the block program."""
-    return re.sub(r"(_\d+)+$", "", value.name)
-
-
-def _lined_up(text: str, have: tuple[Axis, ...], want: tuple[Axis, ...]) -> str:
-    """Text of a tensor over `have`, indexed so that it broadcasts over `want`."""
-    if not have or have == want:
-        return text
-    index = ", ".join(":" if a in have else "None" for a in want)
-    return f"{text}[{index}]"
-
-
-def _shape(axes: Iterable[Axis]) -> str:
-    return f"[{', '.join(str(a.block) for a in axes)}]"
-
-
-def _atom(text: str) -> str:
-    """Text that may stand next to any operator: a name, a number or a call, or else parenthesised."""
-    head = re.match(r"[\w.]+", text)
-    rest = text[head.end() :] if head else text
-    if head and (not rest or (rest[0] == "(" and _stripped(rest) != rest)):
-        return text
-    return f"({text})"
-
-
-def _stripped(text: str) -> str:
-    """Text without redundant outer parentheses."""
-    if not (text.startswith("(") and text.endswith(")")):
-        return text
-    depth = 0
-    for i, c in enumerate(text):
-        depth += (c == "(") - (c == ")")
-        if depth == 0 and i < len(text) - 1:
-            return text
-    return text[1:-1]
-
-
-def _wrapped(names: Sequence[str], width: int = 100) -> Iterator[str]:
-    line = ""
-    for name in names:
-        if line and len(line) + len(name) > width:
-            yield line
-            line = ""
-        line = f"{line}, {name}" if line else name
-    if line:
-        yield line
-
-
-def _axes_of(
-    kernel: Kernel, index: tuple[Subscript, ...], masks: tuple[Value, ...]
-) -> tuple[Axis, ...]:
-    found: set[Axis] = set()
-    for s in index:
-        match s:
-            case Span(axis):
-                found.add(axis)
-            case Point(at) | Gather(at):
-                found.update(at.axes if at is not None else ())
-    for m in masks:
-        found.update(m.axes)
-    return tuple(sorted(found, key=kernel.axes.index))
