@@ -53,9 +53,13 @@ class _Scope:
 
 
 class Builder:
-    """The block program under construction; see the module's docstring."""
+    """The block program under construction; see the module's docstring.
 
-    def __init__(self) -> None:
+    `reciprocals`: divide a tile by what is constant along an axis of it with one quotient for all.
+    """
+
+    def __init__(self, *, reciprocals: bool = False) -> None:
+        self._reciprocals = reciprocals
         self._scopes = [_Scope()]
         self._level: dict[Value, int] = {}
         self._literals: dict[Value, bool | int | float] = {}
@@ -130,6 +134,8 @@ class Builder:
         simple = self._simplified(op, args, dtype)
         if simple is not None:
             return simple
+        if op == "div" and self._reciprocals and self._shares_divisor(args, dtype):
+            return self._divided(*args, hint=hint)
         key = ("compute", op, args, dtype, fast)
         level = self._level_of(args)
         axes = self.ordered(a for v in args for a in v.axes)
@@ -458,6 +464,33 @@ class Builder:
         if op == "mul" and 0 in (x, y):
             return self.constant(0, dtype)
         return None
+
+    def _shares_divisor(self, args: Sequence[Value], dtype: DType) -> bool:
+        dividend, divisor = args
+        return (
+            dtype is DType.F32
+            and bool(set(dividend.axes) - set(divisor.axes))
+            and self.literal(divisor) is None
+        )
+
+    def _divided(self, dividend: Value, divisor: Value, *, hint: str) -> Value:
+        """dividend / divisor with one quotient along the axes that only the dividend has.
+
+        A divisor so small or large that its reciprocal would be no ordinary number is scaled by a power of two, and the dividend
+        with it: where that leaves the range of f32, so does the quotient.
+        """
+
+        def number(x: float) -> Value:
+            return self.constant(x, DType.F32)
+
+        size = self.compute("abs", divisor)
+        large = self.compute("gt", size, number(2.0**96))
+        small = self.compute("lt", size, number(2.0**-96))
+        scale = self.compute("select", large, number(2.0**-32), number(1.0))
+        scale = self.compute("select", small, number(2.0**32), scale)
+        reciprocal = self.compute("div", number(1.0), self.compute("mul", divisor, scale))
+        scaled = self.compute("mul", dividend, scale, hint=hint)
+        return self.compute("mul", scaled, reciprocal, hint=hint)
 
     def _float(
         self, op: str, known: Sequence[bool | int | float | None], dtype: DType

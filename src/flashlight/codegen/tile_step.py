@@ -66,7 +66,7 @@ class TileStep:
     def __init__(self, loop: Loop, schedule: Schedule) -> None:
         self.loop = loop
         self.schedule = schedule
-        self.b = Builder()
+        self.b = Builder(reciprocals=not schedule.exact)
         scores = frozenset(_scores(loop))
         fast = _all_sixteen(loop)
         # One multiplication more for each element is nothing against a product in f32, and right for scores of any size.
