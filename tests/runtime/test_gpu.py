@@ -15,7 +15,7 @@ from flashlight.ir.text import parse_program
 from flashlight.options import Options
 from flashlight.rewrite.schedule import HOPPER, Schedule
 from flashlight.rewrite.tile import candidates, instances
-from flashlight.runtime import gpu, op
+from flashlight.runtime import gpu, launch, op
 from tests.support.loops import CASES, DOT, attention
 
 HINTS = {"S": 4096, "T": 4096}
@@ -151,7 +151,7 @@ class Launcher:
         self.fails = fails
         self.launched: list[tuple[Schedule, tuple[int, ...], tuple[Any, ...]]] = []
 
-    def start(self, plan: gpu.Plan, tensors: Any, sizes: Any) -> Any:
+    def start(self, plan: launch.Plan, tensors: Any, sizes: Any) -> Any:
         error = self.fails(plan.schedule)
         if error is not None:
             raise error
@@ -159,12 +159,16 @@ class Launcher:
 
         class Function:
             def __getitem__(self, grid: tuple[int, ...]) -> Any:
-                return lambda *a, **_: launched.append((plan.schedule, grid, a))
+                def run(*a: Any, **_: Any) -> Any:
+                    launched.append((plan.schedule, grid, a))
+                    return self
 
-        replaced = gpu.Plan(plan.schedule, plan.kernel, plan.source, Function())
+                return run
+
+        replaced = launch.Plan(plan.schedule, plan.kernel, plan.source, Function())
         return self.really(replaced, tensors, sizes)
 
-    really = staticmethod(gpu.start)
+    really = staticmethod(launch.start)
 
     @property
     def schedules(self) -> list[Schedule]:
@@ -177,7 +181,7 @@ def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Launch
     pytest.importorskip("triton")
     monkeypatch.setenv("FLASHLIGHT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(gpu, "load_function", lambda source: None)
-    monkeypatch.setattr(gpu, "_set_allocator", lambda: None)
+    monkeypatch.setattr(launch, "_set_allocator", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "none")
 

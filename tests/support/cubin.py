@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flashlight.codegen.blocks import Kernel
+from flashlight.codegen.gluon import launch_options
 from flashlight.codegen.triton import Source
 from flashlight.ir.dtypes import DType
 from flashlight.rewrite.schedule import Schedule
@@ -76,6 +77,14 @@ def compile_kernel(
     for i, p in enumerate(source.parameters):
         unit = (unit_axes or {}).get(p.of, len(buffers[p.of].shape) - 1 if p.of in buffers else 0)
         match p.kind:
+            case "descriptor":
+                signature[p.name] = _descriptor(buffers[p.of].dtype, [n for _, n in p.tile])
+                continue
+            case "queue":
+                signature[p.name] = "*i32"
+            case "count":
+                signature[p.name] = "i32"
+                continue
             case "pointer":
                 signature[p.name] = POINTERS[buffers[p.of].dtype]
             case "stride" if p.axis == unit:
@@ -87,12 +96,44 @@ def compile_kernel(
             case _:
                 signature[p.name] = "i32"
         attributes[(i,)] = [["tt.divisibility", 16]]
+    options = {"num_warps": schedule.warps, "num_stages": schedule.stages}
+    made: Any = ASTSource
+    if schedule.consumers:
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        options, made = launch_options(schedule.consumers), GluonASTSource
     compiled = triton.compile(
-        ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes),
+        made(fn=function, signature=signature, constexprs=constants, attrs=attributes),
         target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": schedule.warps, "num_stages": schedule.stages},
+        options=options,
     )
     return _resources(compiled)
+
+
+def _descriptor(dtype: DType, block: list[int]) -> str:
+    """Triton's name for a descriptor's type."""
+    from triton.experimental.gluon import language as gl
+
+    element = {DType.F16: gl.float16, DType.BF16: gl.bfloat16, DType.F32: gl.float32}[dtype]
+    layout = gl.NVMMASharedLayout.get_default_for(block, element)
+    return f"tensordesc<{POINTERS[dtype][1:]}{block},{layout!r}>"
+
+
+def complaints(resources: Resources) -> list[str]:
+    """What the assembler says about products that it had to run one after the other."""
+    import triton
+
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(resources.ptx)
+        done = subprocess.run(
+            [tools / "ptxas", "-arch=sm_90a", "-v", source, "-o", Path(folder) / "kernel.cubin"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    return re.findall(r"\(C75\d\d\).*", done.stdout + done.stderr)
 
 
 def _resources(compiled: Any) -> Resources:

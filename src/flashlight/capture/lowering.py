@@ -21,7 +21,8 @@ from flashlight.errors import Refusal
 from flashlight.ir.exprs import Binary, Const, Expr, Size
 from flashlight.ir.nests import Program
 from flashlight.runtime import op
-from flashlight.runtime.gpu import Facts, GpuExecutable, Plan, Step, f32_precision, start, unit_axis
+from flashlight.runtime.gpu import Facts, GpuExecutable, Step, f32_precision, unit_axis
+from flashlight.runtime.launch import Plan, start
 from flashlight.runtime.types import TORCH_TYPES
 
 DEVICES = ("cuda",)
@@ -117,14 +118,17 @@ class _Expansion:
         for x in self.tensors.values():
             x.freeze_layout()
 
-    def outputs(self) -> list[Any]:
-        """All plans first, so that nothing is recorded if one of them fails."""
+    def outputs(self) -> list[Any] | None:
+        """All plans first, so that nothing is recorded if one of them fails; None where Inductor cannot launch one of them."""
         shapes = {
             give.name: [extent(e, self.sizes) for e in give.buffer.shape]
             for step in self.steps
             for give in step.loop.gives
         }
-        for step, plan in zip(self.steps, self.plans(shapes), strict=True):
+        plans = self.plans(shapes)
+        if any(plan.schedule.consumers for plan in plans):
+            return None
+        for step, plan in zip(self.steps, plans, strict=True):
             self.give(step, plan, shapes)
         return [self.tensors[name] for name in self.program.outputs]
 
@@ -187,10 +191,12 @@ class _Expansion:
         return list(found.values())
 
     def facts(self, step: Step, shapes: Mapping[str, Sequence[Any]]) -> Facts:
-        descriptors = tuple((name, self.describable(name, shapes)) for name in step.readable)
+        from torch._inductor.virtualized import V
+
+        descriptors = tuple((name, self.describable(name, shapes)) for name in step.described)
         used = (*step.kernel.reads, *step.kernel.writes)
         wide = any(self.is_wide(b.name, shapes) for b in used)
-        return Facts(descriptors, wide, f32_precision(step.f32))
+        return Facts(descriptors, wide, f32_precision(step.f32), roles=not V.graph.aot_mode)
 
     def layout(
         self, name: str, shapes: Mapping[str, Sequence[Any]]

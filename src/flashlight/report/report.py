@@ -37,7 +37,7 @@ class Kernel:
         name: unique in the report.
         program: its loop in program text.
         source: generated code, "" where none was generated.
-        language: "cpp", "triton" or "".
+        language: "cpp", "triton", "gluon" or "".
         grid: program instances at the given sizes.
         passes: runs over the loop dims.
         bytes_moved: every array it reads once and every array it writes once.

@@ -67,6 +67,8 @@ class Schedule:
         exact: the emitter ends each tile where its dims or bounds end, so nothing is padded or masked for being past an end.
         merged: run the tiles between the bounds as one loop that checks them all, instead of sparing the full ones in a loop of
             their own: each loop fills its pipeline anew.
+        consumers: groups of four warps that compute, each 64 rows of the tile, while one more warp copies tiles (codegen/gluon.py);
+            0: all warps do everything.
     """
 
     grid: tuple[Dim, ...]
@@ -84,6 +86,7 @@ class Schedule:
     skips: tuple[Expr | None, ...] = ()
     exact: bool = False
     merged: bool = False
+    consumers: int = 0
 
     def __str__(self) -> str:
         def names(dims: tuple[Dim, ...]) -> str:
@@ -96,6 +99,7 @@ class Schedule:
                 f" group {self.group}" if self.group > 1 else "",
                 " tma" if self.tma else "",
                 " merged" if self.merged else "",
+                f" consumers {self.consumers}" if self.consumers else "",
             ]
         )
         return (
@@ -120,6 +124,7 @@ class Device:
         shared: bytes of shared memory of a program instance.
         units: program instances that run at once (multiprocessors, cores).
         tma: whether tile descriptors exist.
+        roles: whether warps can have roles of their own (`Schedule.consumers`).
         cached: bytes that instances at work side by side may stream through the cache they share.
     """
 
@@ -128,6 +133,7 @@ class Device:
     shared: int = 227 * 1024
     units: int = 132
     tma: bool = True
+    roles: bool = False
     cached: int = 16 << 20
 
 

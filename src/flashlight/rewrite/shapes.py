@@ -17,6 +17,23 @@ NEARLY_FULL = 0.9
 """Share of a device's units that must be at work for it to count as filled."""
 
 
+CONSUMER_ROWS = 64
+"""Rows of a tile that a group of four warps computes: those of one product instruction of a Hopper."""
+
+
+def shared_out(f: Footprint, length: int) -> list[tuple[int, int, int]]:
+    """(consumers, col_block, stages) to try where warps have roles of their own: the preferred first, none where it cannot pay."""
+    if f.pair_width or f.deep or f.double or f.wide or f.positions or f.single != 0.5 or not f.dots:
+        return []
+    if f.row_count < 2 * CONSUMER_ROWS or length < SHORT or f.per_pair:
+        return []
+    if f.dots > 1 or f.accumulated > 160:
+        return [(2, 64, 2)]
+    if f.accumulated > 80:
+        return [(2, 128, 2)]
+    return [(3, 128, 2), (2, 128, 3)]
+
+
 def choices(f: Footprint, points: int, length: int, device: Device) -> list[tuple[Shape, bool]]:
     """(shape, whether descriptors may fetch its tiles), the preferred first: cut to the extents, those that fill the device first."""
     found = [(shape, True) for shape in _shapes(f, points, device)]

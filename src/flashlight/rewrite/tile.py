@@ -15,7 +15,7 @@ from flashlight.ir.nests import Loop
 from flashlight.ir.visit import free_dims
 from flashlight.rewrite.footprint import Footprint, fetched_loads, fits, footprint_of, padded
 from flashlight.rewrite.schedule import HOPPER, Device, Schedule, extent_of, extents_product
-from flashlight.rewrite.shapes import choices
+from flashlight.rewrite.shapes import CONSUMER_ROWS, choices, shared_out
 
 
 def default_schedule(loop: Loop, hints: Mapping[str, int], device: Device = HOPPER) -> Schedule:
@@ -50,6 +50,12 @@ def candidates(
         trial = replace(trial, tma=tma)
         if trial not in found and fits(footprint, trial, device):
             found.append(trial)
+    if found and device.roles:
+        parted = [
+            replace(base, row_block=CONSUMER_ROWS * n, col_block=cols, stages=stages, consumers=n)
+            for n, cols, stages in shared_out(footprint, length)
+        ]
+        found[1:1] = parted
     if not found:
         found.append(replace(base, row_block=min(16, footprint.row_cap), col_block=16, stages=1))
     return found

@@ -93,7 +93,8 @@ def _build(token: str, device: torch.device) -> Executable | Refusal:
         return Refusal("compile-error", str(error))
     if not isinstance(built, Refusal) and trace.listens():
         for kernel in built.kernels:
-            suffix = "triton.py" if kernel.language == "triton" else kernel.language
+            python = kernel.language in ("triton", "gluon")
+            suffix = f"{kernel.language}.py" if python else kernel.language
             trace.left(kernel.name, kernel.source, suffix=suffix)
     return built
 

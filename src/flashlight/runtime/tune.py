@@ -15,7 +15,7 @@ from flashlight.rewrite.schedule import Schedule
 from flashlight.runtime import cache
 
 Mode = Literal["off", "quick", "max"]
-HOW_MANY = {"off": 5, "quick": 6, "max": 40}
+HOW_MANY = {"off": 5, "quick": 7, "max": 40}
 """Schedules that are run at most: without tuning, until one spills nothing that matters."""
 
 FEW_SPILLS = 32
@@ -70,7 +70,7 @@ def variations(schedules: Sequence[Schedule], mode: Mode) -> list[Schedule]:
     found = list(schedules)
     if mode != "max":
         return found
-    for s in schedules[:6]:
+    for s in [s for s in schedules if not s.consumers][:6]:
         for stages in (2, 3, 4):
             for warps in (4, 8):
                 for tma in {s.tma, False}:
@@ -80,7 +80,7 @@ def variations(schedules: Sequence[Schedule], mode: Mode) -> list[Schedule]:
     return found
 
 
-_TUNED = ("row_block", "col_block", "warps", "stages", "tma", "group", "merged")
+_TUNED = ("row_block", "col_block", "warps", "stages", "tma", "group", "merged", "consumers")
 
 
 def remembered(parts: Mapping[str, str], default: Schedule) -> Schedule | None:

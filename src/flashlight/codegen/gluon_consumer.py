@@ -1,0 +1,395 @@
+"""The Gluon function of a group of four warps that computes 64 rows of each tile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+from flashlight.codegen.blocks import (
+    Axis,
+    Compute,
+    Dot,
+    Fetch,
+    Fold,
+    For,
+    Op,
+    Store,
+    Value,
+    operands,
+)
+from flashlight.codegen.gluon_producer import Part, general
+from flashlight.codegen.gluon_shared import Copied, Shared
+from flashlight.codegen.roles import Step
+from flashlight.codegen.spelling import axes_of, hint_of, lined_up, stripped
+from flashlight.codegen.triton_ops import TYPES
+from flashlight.errors import CompileError
+from flashlight.ir.dtypes import DType
+from flashlight.ir.monoids import MAX, SUM
+from flashlight.rewrite.shapes import CONSUMER_ROWS
+
+
+class Consumer(Part):
+    """The function of a group of four warps that computes 64 rows of each tile."""
+
+    def __init__(self, module: Shared) -> None:
+        super().__init__(module)
+        self.slot_names: list[str] = []
+        self.weights: list[str] = []
+        self.halves: list[str] = []
+        self.lined = ""  # the layout of a tile in memory's order that is being read or written
+
+    # -- How tiles lie in registers.
+
+    def layout(self, axes: tuple[Axis, ...]) -> str:
+        m = self.module
+        rows, cols = m.roles.rows, m.roles.cols
+        if self.lined:
+            return (
+                self.lined
+                if len(axes) == 2
+                else f"gl.SliceLayout({int(axes[0] == rows)}, {self.lined})"
+            )
+        if axes == (rows,):
+            return "ROWS"
+        if axes == (cols,):
+            return "COLS"
+        if len(axes) == 2 and axes[0] == rows:
+            return m.tile(axes[1])
+        if len(axes) == 1:
+            return f"gl.SliceLayout(0, {m.tile(axes[0])})"
+        raise CompileError("A tile has no place in the registers of a group of warps.")
+
+    def aligned(self, text: str, have: tuple[Axis, ...], want: tuple[Axis, ...]) -> str:
+        rows, cols = self.module.roles.rows, self.module.roles.cols
+        if self.lined and have:
+            text = f"gl.convert_layout({stripped(text)}, {self.layout(have)})"
+        elif have == (rows,) and len(want) == 2 and want[1] != cols:
+            layout = f"gl.SliceLayout(1, {self.layout(want)})"
+            text = f"gl.convert_layout({stripped(text)}, {layout}, assert_trivial=True)"
+        return super().aligned(text, have, want)
+
+    def shape(self, axes: Iterable[Axis]) -> str:
+        return f"[{', '.join(str(self.module.length(a)) for a in axes)}]"
+
+    def full(self, axes: tuple[Axis, ...], text: str, dtype: DType) -> str:
+        if not axes:
+            return f"tl.cast({text}, {TYPES[dtype]})"
+        return f"tl.full({self.shape(axes)}, {text}, {TYPES[dtype]}, {self.layout(axes)})"
+
+    def arange(self, axis: Axis) -> str:
+        text = f"tl.arange(0, {self.module.length(axis)}, {self.layout((axis,))})"
+        return f"GROUP_ID * {CONSUMER_ROWS} + {text}" if axis.role == "rows" else text
+
+    def positions(self, axis: Axis, axes: tuple[Axis, ...]) -> str:
+        if not self.lined:
+            return super().positions(axis, axes)
+        return lined_up(f"({self.arange(axis)})", (axis,), axes)
+
+    @contextmanager
+    def in_order(self, op: Fetch | Store, axes: tuple[Axis, ...]) -> Iterator[bool]:
+        """Read or write a tile of rows as it lies in memory: where products leave it, a warp would touch eight rows at a time."""
+        rows, cols = self.module.roles.rows, self.module.roles.cols
+        if len(axes) == 2 and axes[0] == rows and axes[1] != cols and not op.masks:
+            self.lined = self.module.line(axes[1], op.buffer.dtype)
+        yield bool(self.lined)
+        self.lined = ""
+
+    def store(self, op: Store) -> None:
+        axes = axes_of(self.kernel, op.index, op.masks)
+        value = stripped(self.like(op.value, axes))
+        with self.in_order(op, axes) as ordered:
+            if not ordered:
+                super().store(op)
+                return
+            address = self.address(op.buffer, op.index, axes)
+            mask = self.mask(op.buffer, op.index, op.masks, axes)
+            value = f"gl.convert_layout({value}, {self.lined})"
+            self.line(f"tl.store({address}, {value}{f', mask={mask}' if mask else ''})")
+
+    def fetch(self, op: Fetch) -> str:
+        axes = op.result.axes
+        with self.in_order(op, axes) as ordered:
+            text = super().fetch(op)
+        return f"gl.convert_layout({text}, {self.layout(axes)})" if ordered else text
+
+    def named(self, key: tuple[object, ...], hint: str, text: str) -> str:
+        return super().named((*key, self.lined), hint, text)
+
+    def broadcast(self, text: str, have: tuple[Axis, ...], want: tuple[Axis, ...]) -> str:
+        raise CompileError("A result is constant along an axis.")
+
+    def define(self, value: Value, text: str, direct: Mapping[Value, object]) -> None:
+        self.layout(value.axes) if value.axes else None
+        super().define(value, text, {})
+
+    def op(self, op: Op, direct: Mapping[Value, object]) -> None:
+        rows, cols = self.module.roles.rows, self.module.roles.cols
+        if isinstance(op, Fold) and op.result.axes == (rows,) and op.axis == cols:
+            name = {MAX: "max", SUM: "sum"}.get(op.monoid)
+            if name is not None and (name == "sum" or not op.nan):
+                # two chains in each thread, then the threads of a row
+                split = f"tl.reshape({stripped(self.value(op.x))}, [{CONSUMER_ROWS}, {cols.block // 8}, 8])"
+                text = f"tl.{name}(tl.{name}({split}, 1), 1)"
+                self.define(op.result, f"tl.convert_layout({text}, ROWS, assert_trivial=True)", {})
+                return
+        if isinstance(op, Fold) and op.axis != cols:
+            if op.axis == rows or op.result.axes != (rows,):
+                raise CompileError("A reduction crosses groups of warps.")
+            start = len(self.lines)
+            super().op(op, {})
+            head, _, text = self.lines[start].partition(" = ")
+            self.lines[start] = f"{head} = gl.convert_layout({text}, ROWS, assert_trivial=True)"
+            return
+        super().op(op, {})
+
+    def compute(self, op: Compute) -> str:
+        if op.op == "exp2" and op.result.dtype is DType.F32 and op.result.axes:
+            self.helpers.add("_exp2")
+            return f"_exp2({stripped(self.value(op.args[0], op.result.axes))})"
+        if op.op == "sigmoid":
+            return f"1.0 / (1.0 + tl.exp(-{self.value(op.args[0], op.result.axes)}))"
+        return super().compute(op)
+
+    def may_choose(self, op: Compute) -> bool:
+        return False
+
+    def descriptor(self, op: Fetch) -> str | None:
+        return None
+
+    def hoist_addresses(self, loop: For) -> None:
+        return
+
+    def all(self, ops: Iterable[Op]) -> None:
+        """Print operations, but for those that are printed where they are used."""
+        for op in ops:
+            if not (isinstance(op, Compute) and op.result in self.inlined):
+                self.op(op, {})
+
+    # -- The function.
+
+    def body(self) -> None:
+        m = self.module
+        n = m.consumers
+        for name in ("stage", "phase", "sums_stage", "sums_phase", "slot", "slot_phase"):
+            self.names.add(name)
+            self.line(f"{name} = 0")
+        step = m.roles.steps[0]
+        for weight in step.weights:
+            name = self.fresh("weights")
+            self.weights.append(name)
+            self.line(f"{name} = {self.full(weight.axes, '0.0', weight.dtype)}")
+        if m.takes_turns:
+            self.line(f"if GROUP_ID == {n - 1}:")
+            self.line("    _pass_turn(GROUP_ID)  # the first group begins")
+        self.line("mbarrier.wait(rows_full.index(GROUP_ID), 0)")
+        self.line("pid = gl.max(drawn.index(0).load(GROUP), 0)")
+        with self.nested_lines("while pid < tiles:"):
+            self.grid()
+            self.all(op for op in m.roles.before if op not in m.roles.resident)
+            for c, op in zip(m.resident, m.roles.resident, strict=True):
+                self.text[op.result] = self.shared(c, f"slot * {n} + GROUP_ID")
+            self.chain()
+            self.all(m.roles.after)
+            self.line(f"mbarrier.wait(rows_full.index(slot * {n} + GROUP_ID), slot_phase)")
+            self.line("pid = gl.max(drawn.index(slot).load(GROUP), 0)")
+        if m.takes_turns:
+            self.line("if GROUP_ID == 0:")
+            self.line("    _wait_turn(GROUP_ID)  # what the last group passed on")
+
+    def turn(self, what: str) -> None:
+        """Take or pass the turn to start products: groups that start theirs one after the other keep out of step, so that
+        some compute weights while others' products run.
+        """
+        if self.module.takes_turns:
+            self.line(f"_{what}_turn(GROUP_ID)")
+
+    def grid(self) -> None:
+        start = len(self.lines)
+        super().grid()
+        self.lines[start:] = [x for x in self.lines[start:] if "program_id" not in x]
+
+    def shared(self, c: Copied, at: str) -> str:
+        """A tile in shared memory, as a matrix of the order it lies in."""
+        text = f"{c.ring}.index({at})"
+        if len(c.block) == 2:
+            return text
+        return f"{text}.reshape([{', '.join(str(self.module.length(a)) for a in c.axes)}])"
+
+    def chain(self) -> None:
+        """All tiles of the loops; see `roles`."""
+        m = self.module
+        steps = m.roles.steps
+        first, ranges = self.ranges()
+        self.slot_names = []
+        for slot in steps[0].loop.slots:
+            name = self.fresh(slot.name)
+            self.line(f"{name} = {stripped(self.like(slot.init, slot.inside.axes))}")
+            self.slot_names.append(name)
+        for step in steps:
+            for slot, name in zip(step.loop.slots, self.slot_names, strict=True):
+                self.text[slot.inside] = self.text[slot.result] = name
+        self.line(f"tile = {first}")
+        self.names.add("tile")
+        self.step(general(m.roles), begins=True)
+        for step, (start, end) in zip(steps, ranges, strict=True):
+            kind = "full" if step.loop.full else "edge"
+            self.line(f"# {kind} tiles")
+            with self.nested_lines(f"for tile in tl.range({start}, {end}):"):
+                self.step(step, begins=False)
+        self.line(f"mbarrier.arrive(rows_free.index(slot * {m.consumers} + GROUP_ID), count=1)")
+        self.advance("slot", "slot_phase", m.slots)
+        step = steps[-1]
+        self.round_weights(step)
+        self.turn("wait")
+        self.start_sums(step)
+        self.turn("pass")
+        self.finish_sums(step)
+
+    def step(self, step: Step, *, begins: bool) -> None:
+        """One tile: its weights; and the sums of the weights before it, unless it `begins`."""
+        m = self.module
+        loop = step.loop
+        self.text[loop.index] = "tile"
+        if not begins:
+            self.round_weights(step)
+        self.line("mbarrier.wait(scores_full.index(stage), phase)")
+        for c, op in zip(m.early, step.early, strict=True):
+            at = f"stage * {m.consumers} + GROUP_ID" if c.per_group else "stage"
+            self.text[op.result] = self.shared(c, at)
+        self.turn("wait")
+        tokens = self.start_scores(step)
+        if not begins:
+            self.start_sums(step)
+        self.turn("pass")
+        self.all(step.light)
+        waiting = 0 if begins else len(step.sums)
+        listed = ", ".join(tokens)
+        self.line(f"{listed} = warpgroup_mma_wait({waiting}, deps=({listed},))")
+        self.load_terms(step)
+        self.line("mbarrier.arrive(scores_free.index(stage), count=1)")
+        self.advance("stage", "phase", m.stages)
+        self.all(step.heavy)
+        if not begins:
+            self.finish_sums(step)
+        self.carry(step)
+
+    def load_terms(self, step: Step) -> None:
+        """Tiles in shared memory that are added to scores, into registers."""
+        read = {v for d in step.scores for v in operands(d)}
+        found = [
+            (c, op)
+            for c, op in zip(self.module.early, step.early, strict=True)
+            if op.result not in read
+        ]
+        for c, op in found:
+            name = self.fresh(hint_of(op.result))
+            transposed = c.axes != op.result.axes
+            view = f"{self.text[op.result]}{'.permute((1, 0))' if transposed else ''}"
+            self.line(f"{name} = {view}.load({self.layout(op.result.axes)})")
+            self.text[op.result] = name
+        if found:
+            self.line("fence_async_shared()")
+
+    def start_scores(self, step: Step) -> list[str]:
+        """The products of a tile; the last weights' registers take them, as those are rounded by now."""
+        rows, cols = self.module.roles.rows, self.module.roles.cols
+        free = list(self.weights)
+        tokens: list[str] = []
+        for d in step.scores:
+            a, b = (d.a, d.b) if rows in d.a.axes else (d.b, d.a)
+            first = self.operand(a, (rows, d.axis), step)
+            second = self.operand(b, (d.axis, cols), step)
+            if d.acc is not None and self.text.get(d.acc) in tokens:
+                name = self.text[d.acc]
+                self.line(f"{name} = warpgroup_mma({first}, {second}, {name}, is_async=True)")
+            elif d.acc is not None:
+                raise CompileError("A product is added to what is no product.")
+            else:
+                name = self.fresh(hint_of(d.result))
+                into = free.pop(0) if free else self.full((rows, cols), "0.0", DType.F32)
+                self.line(
+                    f"{name} = warpgroup_mma({first}, {second}, {into}, use_acc=False, is_async=True)"
+                )
+                tokens.append(name)
+            self.text[d.result] = name
+        return tokens
+
+    def operand(self, value: Value, axes: tuple[Axis, Axis], step: Step) -> str:
+        """An operand of a product as it lies in shared memory, or as registers hold it."""
+        m = self.module
+        copies = [
+            *zip(m.resident, m.roles.resident, strict=True),
+            *zip(m.early, step.early, strict=True),
+        ]
+        copies += zip(m.late, step.late, strict=True)
+        for c, op in copies:
+            if op.result is value:
+                return self.text[value] + ("" if c.axes == axes else ".permute((1, 0))")
+        if value.axes != axes:
+            raise CompileError("An operand in registers lies across.")
+        layout = f"gl.DotOperandLayout(0, {m.tile(m.roles.cols)}, 2)"
+        return f"gl.convert_layout({stripped(self.value(value))}, {layout}, assert_trivial=True)"
+
+    def round_weights(self, step: Step) -> None:
+        """The weights of the tile before, as operands; at once, or scores would not find their registers free."""
+        self.helpers.add("_keep")
+        self.halves = []
+        for n, name in enumerate(self.weights):
+            dot = next(d for d in step.sums if step.weight_of(d) == n)
+            dtype = TYPES[dot.a.dtype]
+            axis = next(a for a in dot.b.axes if a != dot.axis)
+            layout = f"gl.DotOperandLayout(0, {self.module.tile(axis)}, 2)"
+            half = self.fresh("half")
+            self.line(
+                f"{half} = _keep(gl.convert_layout({name}.to({dtype}), {layout}, assert_trivial=True))"
+            )
+            self.halves.append(half)
+
+    def start_sums(self, step: Step) -> None:
+        m = self.module
+        self.line("mbarrier.wait(sums_full.index(sums_stage), sums_phase)")
+        for c, op in zip(m.late, step.late, strict=True):
+            at = f"sums_stage * {m.consumers} + GROUP_ID" if c.per_group else "sums_stage"
+            self.text[op.result] = self.shared(c, at)
+        for d in step.sums:
+            axis = next(a for a in d.b.axes if a != d.axis)
+            name = self.accumulator(step, d)
+            half = self.halves[step.weight_of(d)]
+            b = self.operand(d.b, (d.axis, axis), step)
+            self.line(f"{name} = warpgroup_mma({half}, {b}, {name}, is_async=True)")
+
+    def finish_sums(self, step: Step) -> None:
+        names = [self.accumulator(step, d) for d in step.sums]
+        listed = ", ".join(names)
+        self.line(f"{listed} = warpgroup_mma_wait(0, deps=({listed},))")
+        for half in self.halves:
+            self.line(f"_keep({half})")
+        self.line("mbarrier.arrive(sums_free.index(sums_stage), count=1)")
+        self.advance("sums_stage", "sums_phase", self.module.stages)
+
+    def accumulator(self, step: Step, dot: Dot) -> str:
+        return self.slot_names[step.loop.body.yields.index(dot.result)]
+
+    def carry(self, step: Step) -> None:
+        """Move accumulators, and keep the weights and the other slots for the next tile."""
+        self.all(step.moves)
+        for name, weight in zip(self.weights, step.weights, strict=True):
+            self.line(f"{name} = {self.value(weight)}")
+        sums = {d.result: d for d in step.sums}
+        pending = []
+        for name, slot, value in zip(
+            self.slot_names, step.loop.slots, step.loop.body.yields, strict=True
+        ):
+            dot = sums.get(value)
+            source = value if dot is None else dot.acc
+            assert source is not None
+            text = stripped(self.like(source, slot.inside.axes))
+            if text != name:
+                pending.append((name, text))
+        targets = {name for name, _ in pending}
+        if any(set(re.findall(r"\w+", text)) & (targets - {name}) for name, text in pending):
+            self.line(f"{', '.join(t for t, _ in pending)} = {', '.join(x for _, x in pending)}")
+        else:
+            for name, text in pending:
+                self.line(f"{name} = {text}")

@@ -1,0 +1,64 @@
+"""How operations are spelled in Gluon: as in Triton, but for helpers that only groups of warps with roles need."""
+
+from __future__ import annotations
+
+import re
+
+from flashlight.errors import CompileError
+
+_SPELLED = frozenset(
+    re.findall(
+        r"\w+",
+        """
+    abs arange atomic_add cast ceil cos erf exp exp2 float16 bfloat16 float32 floor full inline_asm_elementwise int1 int8 int16
+    int32 int64 load log log2 max maximum min minimum program_id range reduce rsqrt sin sqrt static_range store sum uint8 uint32
+    where constexpr reshape convert_layout
+    """,
+    )
+)
+"""What Gluon has of Triton's language, of what is printed here."""
+
+GLUON_HELPERS = {
+    "_exp2": """
+@gluon.jit
+def _exp2(x):
+    return gl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
+    )
+""",
+    "_keep": """
+@gluon.jit
+def _keep(x):
+    # no instruction: the registers of x stay as they are up to here, as a running product reads them
+    return gl.inline_asm_elementwise("", "=r,0", [x], dtype=x.dtype, is_pure=False, pack=2)
+""",
+}
+
+
+def turns(consumers: int) -> list[str]:
+    """Functions that wait for the turn of a group, and pass it to the next: each has a barrier that both take part in."""
+    lines = []
+    for what, op, shift in (("wait", "sync", 0), ("pass", "arrive", 1)):
+        lines += ["", "", "@gluon.jit", f"def _{what}_turn(group: gl.constexpr):"]
+        lines += ["    x = gl.full([128], 0, gl.int32, GROUP)"]
+        for group in range(consumers):
+            barrier = _FIRST_BARRIER + (group + shift) % consumers
+            lines += [
+                f"    if group == {group}:",
+                f'        gl.inline_asm_elementwise("bar.{op} {barrier}, 256; mov.u32 $0, $1;", "=r,r", [x],',
+                "                                  dtype=gl.int32, is_pure=False, pack=1)",
+            ]
+    return lines
+
+
+_FIRST_BARRIER = 10  # those below are Triton's
+
+
+def spelled(text: str) -> str:
+    """Triton's text in Gluon."""
+    text = text.replace("@triton.jit", "@gluon.jit")
+    for name in re.findall(r"\btl\.(\w+)", text):
+        if name not in _SPELLED:
+            raise CompileError(f"'{name}' has no spelling in Gluon.")
+    text = re.sub(r"\btl\.range\(", "range(", text)
+    return re.sub(r"\btl\.", "gl.", text)

@@ -1,0 +1,113 @@
+"""What the functions of a Gluon module share: roles, parameters, and the tiles that go through shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashlight.codegen.blocks import Axis, Fetch, Kernel, Span
+from flashlight.codegen.roles import Roles, copied_axes, divide
+from flashlight.codegen.triton import Choices, Parameter
+from flashlight.errors import CompileError
+from flashlight.ir.dtypes import DType
+from flashlight.rewrite.shapes import CONSUMER_ROWS
+
+SHARED = 227 * 1024
+"""Bytes of shared memory of a program instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A tile that the copy engine fetches.
+
+    Attributes:
+        descriptor: the parameter that describes its buffer.
+        ring: the shared memory it is copied to.
+        order: axes of the buffer, as the descriptor has them.
+        block: elements along each.
+        per_group: whether each consumer has a tile of its own.
+    """
+
+    descriptor: str
+    ring: str
+    order: tuple[int, ...]
+    block: tuple[int, ...]
+    axes: tuple[Axis, ...]
+    per_group: bool
+    dtype: DType
+
+    @property
+    def bytes(self) -> int:
+        size = self.dtype.bits // 8
+        for n in self.block:
+            size *= n
+        return size
+
+
+class Shared:
+    """What the functions of a module share: parameters, rings and roles."""
+
+    def __init__(self, kernel: Kernel, choices: Choices, consumers: int, stages: int) -> None:
+        self.kernel = kernel
+        self.choices = choices
+        self.consumers = consumers
+        self.stages = stages
+        self.roles: Roles = divide(kernel, choices.descriptors)
+        if self.roles.rows.block != consumers * CONSUMER_ROWS:
+            raise CompileError("A row tile must be that of all consumers.")
+        self.parameters: dict[Parameter, None] = {}
+        self.buffers: dict[str, str] = {}
+        self.helpers: set[str] = set()
+        self.layouts: dict[int, str] = {}
+        self.lines: dict[str, str] = {}
+        self.takes_turns = consumers > 2
+        first = self.roles.steps[0]
+        self.resident = [self.copied(f, "rows") for f in self.roles.resident]
+        self.early = [self.copied(f, "ring") for f in first.early]
+        self.late = [self.copied(f, "ring") for f in first.late]
+        ring = sum(c.bytes * (consumers if c.per_group else 1) for c in (*self.early, *self.late))
+        rows = consumers * sum(c.bytes for c in self.resident)
+        self.slots = 2 if stages * ring + 2 * rows + 1024 <= SHARED else 1
+        if stages * ring + self.slots * rows + 1024 > SHARED:
+            raise CompileError("The tiles of this kernel do not fit into shared memory.")
+
+    def copied(self, op: Fetch, kind: str) -> Copied:
+        name = op.buffer.name
+        order = copied_axes(op, self.choices.descriptors[name])
+        spans = [s.axis if isinstance(s := op.index[n], Span) else None for n in order]
+        block = tuple(self.length(a) if a is not None else 1 for a in spans)
+        if not isinstance(op.index[order[-1]], Span):
+            raise CompileError(f"Tiles of '{name}' do not lie along its axis of stride 1.")
+        tile = tuple(zip(order, block, strict=True))
+        parameter = next((p for p in self.parameters if p.of == name and p.tile == tile), None)
+        if parameter is None:
+            count = sum(p.of == name for p in self.parameters)
+            parameter = Parameter(f"{name}_tiles{count or ''}", "descriptor", name, tile=tile)
+            self.parameters[parameter] = None
+        rings = [c.ring for c in getattr(self, "early", [])]
+        ring = f"{parameter.name}_{kind}"
+        axes = tuple(a for a in spans if a is not None)
+        return Copied(
+            parameter.name, ring + ("_2" if ring in rings else ""), order, block, axes,
+            self.roles.rows in axes, op.buffer.dtype,
+        )  # fmt: skip
+
+    def length(self, axis: Axis) -> int:
+        """Positions of an axis that one consumer has."""
+        return CONSUMER_ROWS if axis.role == "rows" else axis.block
+
+    def tile(self, axis: Axis) -> str:
+        """The layout of rows by an axis."""
+        return self.layouts.setdefault(axis.block, f"TILE_{axis.block}")
+
+    def line(self, axis: Axis, dtype: DType) -> str:
+        """The layout of rows by an axis in memory's order: each thread has 16 bytes in a row."""
+        each = min(128 // dtype.bits, axis.block)
+        threads = min(32, axis.block // each)
+        layout = f"gl.BlockedLayout([1, {each}], [{32 // threads}, {threads}], [4, 1], [1, 0])"
+        return self.lines.setdefault(layout, f"LINE_{axis.block}_{dtype.value.upper()}")
+
+    def names(self) -> list[str]:
+        """What the functions are handed before the parameters."""
+        rings = [c.ring for c in (*self.resident, *self.early, *self.late)]
+        bars = ["rows_full", "rows_free", "scores_full", "scores_free", "sums_full", "sums_free"]
+        return [*rings, "drawn", *bars]

@@ -1,0 +1,199 @@
+"""Launching a kernel: arguments from tensors, remembered for calls whose tensors differ in nothing but where they are.
+
+Triton looks at every argument of every call; calls like an earlier one go straight to the kernel that was compiled for that.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from flashlight.codegen import gluon
+from flashlight.codegen.blocks import Kernel
+from flashlight.codegen.triton import Parameter, Source
+from flashlight.rewrite.schedule import Schedule, evaluate
+
+COUNTERS = 4096
+"""Launches on a device that may be under way at once, each with a counter of its own."""
+
+_APART = (
+    4  # ints between counters: Triton compiles anew for pointers that are not multiples of 16 bytes
+)
+
+_lock = threading.Lock()
+_counters: dict[torch.device, tuple[torch.Tensor, Iterator[int]]] = {}
+_layouts: dict[tuple[object, ...], Any] = {}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A schedule with its kernel, its source for some facts, and the loaded function."""
+
+    schedule: Schedule
+    kernel: Kernel
+    source: Source
+    function: Any
+
+
+Key: TypeAlias = tuple[object, ...]
+"""What a launch depends on, but for addresses."""
+
+
+def key_of(tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int], other: object) -> Key:
+    """The key of a call; `other` is whatever else its code depends on."""
+    layouts = [(t.device, t.shape, t.stride(), t.data_ptr() % 16) for t in tensors.values()]
+    return (other, *layouts, *sizes.values())
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel that was launched, and may be again for tensors of the same key.
+
+    Attributes:
+        compiled: what Triton made of it.
+        grid: program instances.
+        arguments: those of the first launch, without its tensors.
+        parameters: what each argument is.
+        scratch: whether it takes memory of Triton's allocator.
+    """
+
+    compiled: Any
+    grid: tuple[int, int, int]
+    arguments: tuple[Any, ...]
+    parameters: tuple[Parameter, ...]
+    scratch: bool
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        arguments = list(self.arguments)
+        device = next(iter(tensors.values())).device
+        for i, p in enumerate(self.parameters):
+            if p.kind == "pointer":
+                arguments[i] = tensors[p.of]
+            elif p.kind == "descriptor":
+                arguments[i] = _based(arguments[i], tensors[p.of])
+            elif p.kind == "queue":
+                arguments[i] = counter(device)
+        if self.scratch:
+            _set_allocator()
+        with torch.cuda.device_of(next(iter(tensors.values()))):  # Triton takes the current one
+            self.compiled[self.grid](*arguments)
+
+
+def start(
+    plan: Plan, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
+) -> Launch | None:
+    """Launch a kernel on its tensors' device, compiled if need be; None where there is nothing to do."""
+    count = 1
+    for g in plan.kernel.grid:
+        count *= evaluate(g.count, sizes)
+    if count == 0:
+        return None
+    device = next(iter(tensors.values())).device
+    source = plan.source
+    arguments = [_argument(p, tensors, sizes, count) for p in source.parameters]
+    if source.uses_descriptors:
+        _set_allocator()
+    options = {"num_warps": plan.schedule.warps, "num_stages": plan.schedule.stages}
+    if plan.schedule.consumers:
+        options = gluon.launch_options(plan.schedule.consumers)
+        count = min(count, torch.cuda.get_device_properties(device).multi_processor_count)
+    with torch.cuda.device_of(next(iter(tensors.values()))):  # Triton takes the current one
+        compiled = plan.function[(count,)](*arguments, **options)
+    kept = tuple(
+        _based(a, None) if p.kind == "descriptor" else a if isinstance(a, int) else None
+        for p, a in zip(source.parameters, arguments, strict=True)
+    )
+    return Launch(compiled, (count, 1, 1), kept, source.parameters, source.uses_descriptors)
+
+
+def _argument(
+    p: Parameter, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int], count: int
+) -> Any:
+    match p.kind:
+        case "pointer":
+            return tensors[p.of]
+        case "stride":
+            return tensors[p.of].stride(p.axis)
+        case "size":
+            return sizes[p.of]
+        case "descriptor":
+            return descriptor(tensors[p.of], p)
+        case "queue":
+            return counter(next(iter(tensors.values())).device)
+        case "count":
+            return count
+
+
+# -- What kernels with roles need besides pointers.
+
+
+def counter(device: torch.device) -> torch.Tensor:
+    """A counter at 0, from which a kernel deals out row tiles and which it leaves at 0 again.
+
+    A recorded graph has one of its own, as its launches may be repeated beside others.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        return torch.zeros(1, dtype=torch.int32, device=device)
+    found = _counters.get(device)
+    if found is None:
+        with _lock:
+            found = _counters.get(device)
+            if found is None:
+                zeros = torch.zeros(COUNTERS * _APART, dtype=torch.int32, device=device)
+                torch.cuda.synchronize(device)  # other streams may launch next
+                found = _counters[device] = zeros, itertools.cycle(range(0, len(zeros), _APART))
+    counters, turns = found
+    with _lock:
+        at = next(turns)
+    return counters[at : at + 1]
+
+
+def descriptor(tensor: torch.Tensor, parameter: Parameter) -> Any:
+    """A tile descriptor of a tensor, its axes in the parameter's order."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    order = [axis for axis, _ in parameter.tile]
+    block = [n for _, n in parameter.tile]
+    shape = [tensor.shape[n] for n in order]
+    strides = [tensor.stride(n) for n in order]
+    strides[-1] = 1
+    return TensorDescriptor(tensor, shape, strides, block, _layout(tuple(block), tensor.dtype))
+
+
+def _based(described: Any, tensor: torch.Tensor | None) -> Any:
+    """A descriptor of another tensor like the one it was made for."""
+    other = copy.copy(described)
+    other.base = tensor
+    return other
+
+
+def _layout(block: tuple[int, ...], dtype: torch.dtype) -> Any:
+    """How the tiles of a block lie in shared memory."""
+    key = (block, dtype)
+    if key not in _layouts:
+        from triton.experimental.gluon import language as gl
+
+        name = str(dtype).removeprefix("torch.")
+        _layouts[key] = gl.NVMMASharedLayout.get_default_for(list(block), getattr(gl, name))
+    return _layouts[key]
+
+
+def _set_allocator() -> None:
+    """Give Triton memory for the descriptors that kernels make: for this thread, and unless the user gave it some."""
+    import triton
+    from triton.runtime import _allocation
+
+    if triton.knobs.runtime.interpret:
+        return
+    if isinstance(_allocation._allocator.get(), _allocation.NullAllocator):
+        triton.set_allocator(_allocate)
+
+
+def _allocate(size: int, alignment: int, stream: int | None) -> torch.Tensor:
+    return torch.empty(size, device="cuda", dtype=torch.int8)
