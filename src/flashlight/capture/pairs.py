@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from flashlight.ir.exprs import Binary, Cast, Const, Dim, Expr, Index, Load, Select, Size, Unary
@@ -112,12 +112,17 @@ class Pairs:
         hints: sizes of symbols at the first call.
         weights: whether products with weight matrices may make pairs.
         claimed: cells that are spoken for and are treated as leaves.
+        settled: products whose pairs are not worth a kernel, and so are not scores but rows of what may make some (queries that
+            are turned by a matrix each).
+        walls: FX nodes that no region may take in, once they were asked for.
     """
 
     lifter: Lifter
     hints: Mapping[str, int]
     weights: bool = False
     claimed: frozenset[str] = frozenset()
+    settled: frozenset[str] = frozenset()
+    walls: int | None = None
     of: dict[str, Pairing] = field(default_factory=dict)
     _sources: dict[str, int] = field(default_factory=dict)
 
@@ -127,7 +132,10 @@ class Pairs:
             if cell.name in self.claimed or cell.is_index:
                 self.of[cell.name] = Pairing()
             else:
-                self.of[cell.name] = self._analyse(cell)
+                found = self._analyse(cell)
+                if cell.name in self.settled and found.origin:
+                    found = replace(found, pairs=frozenset(), origin=False)
+                self.of[cell.name] = found
                 self.of[cell.name].follows = self._follows(cell)
 
     # -- Sizes

@@ -14,12 +14,13 @@ import torch.fx
 
 from flashlight.capture.pairs import Pairs, count, is_cheap, join_of
 from flashlight.capture.paths import Paths
+from flashlight.capture.refusals import refusal_of
 from flashlight.errors import Refusal
 from flashlight.ir.exprs import Dim, Index, Load, Unary
 from flashlight.ir.monoids import ALL, ANY, SUM
 from flashlight.ir.visit import free_dims, walk
-from flashlight.lift.cells import Cell, dims_of_load, user_line
-from flashlight.lift.lift import Lifter, has_rule
+from flashlight.lift.cells import Cell, dims_of_load
+from flashlight.lift.lift import Lifter
 from flashlight.rewrite.unions import has_small_part
 
 Node = torch.fx.Node
@@ -27,6 +28,9 @@ Node = torch.fx.Node
 # A product with a weight matrix that is not normalised (an MLP) is worth recomputing only where its result dwarfs all else.
 UNNORMALISED_WEIGHT_RATIO = 4
 EPILOGUE_DEPTH = 16
+
+# So many times products that are no scores are told from those that are: queries may be products of products.
+ROUNDS = 4
 
 
 @dataclass(eq=False)
@@ -97,7 +101,6 @@ class Finder:
         self.own = {name: self.paths.set_of(c.tensors) for name, c in self.cells.items()}
         self.made_together = 0
         self.shared_biases: list[tuple[Cell, set[str], Region]] = []
-        self.walls: dict[bool, int] = {}
         for node, cells in self.lifter.made.items():
             for cell in cells:
                 self.makers.setdefault(cell.name, []).append(node)
@@ -111,19 +114,34 @@ class Finder:
     def regions(self) -> list[Region]:
         """All regions that are worth taking, in order of their results."""
         found: list[Region] = []
-        for weights in (False, True):
-            claimed = frozenset(name for r in found for name in r.members if weights)
-            pairs = Pairs(self.lifter, self.hints, weights, claimed)
-            candidates = [c for c in self._components(pairs) if not c.closers <= claimed]
-            complete = self._joined([r for r in candidates if self._complete(r, pairs)], pairs)
-            complete = [r for r in complete if not _is_within_another(r, complete)]
-            held = {name for r in (*found, *complete) for name in r.members}
-            taken = [r for r in complete if self._is_taken(r, pairs, held)]
-            self._leave_results(taken)
-            found += [*taken, *self._biases(taken, pairs)]
-            if not weights:
-                self._note_open(pairs, {name for r in candidates for name in r.members})
+        settled: frozenset[str] = frozenset()
+        for _ in range(ROUNDS):
+            fresh = self._add(found, weights=False, settled=settled)
+            if fresh <= settled:
+                break
+            settled |= fresh
+        self._add(found, weights=True, settled=frozenset())
         return sorted(found, key=lambda r: max(self.rank[name] for name in r.closers))
+
+    def _add(
+        self, found: list[Region], *, weights: bool, settled: frozenset[str]
+    ) -> frozenset[str]:
+        """Add regions that are worth taking beside those that are found, and name the products whose pairs are not."""
+        others = bool(found) and (weights or bool(settled))
+        claimed = frozenset(name for r in found for name in r.members if others)
+        pairs = Pairs(self.lifter, self.hints, weights, claimed, settled)
+        candidates = [c for c in self._components(pairs) if not c.closers <= claimed]
+        complete = self._joined([r for r in candidates if self._complete(r, pairs)], pairs)
+        complete = [r for r in complete if not _is_within_another(r, complete)]
+        held = {name for r in (*found, *complete) for name in r.members}
+        worth = [r for r in complete if self._is_worth(r, pairs)]
+        taken = [r for r in worth if not self._escapes(r, pairs, held)]
+        self._leave_results(taken)
+        found += [*taken, *self._biases(taken, pairs)]
+        if not weights:
+            self._note_open(pairs, {name for r in candidates for name in r.members})
+        idle = [r for r in complete if not r.is_weak and r not in worth]
+        return frozenset(name for r in idle for name in r.paired if pairs.of[name].origin)
 
     def smaller(self, region: Region) -> Iterator[Region]:
         """The same core with less around it, for where the compiler refuses: without an epilogue, then without scaled operands."""
@@ -185,14 +203,14 @@ class Finder:
 
     def _walls(self, pairs: Pairs) -> int:
         """FX nodes that no region may take in: those without a rule, and products."""
-        if pairs.weights not in self.walls:
-            self.walls[pairs.weights] = self.paths.set_of(
+        if pairs.walls is None:
+            pairs.walls = self.paths.set_of(
                 node
                 for node in self.paths.nodes
                 if not self._cells_of(node)
                 or any(pairs.of[c.name].contraction for c in self._cells_of(node))
             )
-        return self.walls[pairs.weights]
+        return pairs.walls
 
     def _between(self, region: Region) -> int:
         """FX nodes on a path from a result to a member that are not in the region."""
@@ -543,22 +561,22 @@ class Finder:
 
     # -- Worth
 
-    def _is_taken(self, region: Region, pairs: Pairs, held: set[str]) -> bool:
-        """Whether a complete region is worth a kernel; a refusal is noted where it looks like attention and is not taken."""
+    def _is_worth(self, region: Region, pairs: Pairs) -> bool:
+        """Whether a complete region is worth a kernel."""
         if not region.roots:
             return False
         is_core, is_large = self._is_core(region, pairs), self._is_large(region)
-        if region.is_weak:
-            taken = is_large and self._is_dense(region, pairs)
-            taken = taken or (is_core and self._is_slim(region, pairs))
-        else:
-            taken = is_core or is_large
-        if not taken:
-            return False
+        if not region.is_weak:
+            return is_core or is_large
+        dense = is_large and self._is_dense(region, pairs)
+        return dense or (is_core and self._is_slim(region, pairs))
+
+    def _escapes(self, region: Region, pairs: Pairs, held: set[str]) -> bool:
+        """Whether something else reads scores of what looks like attention; a refusal is noted."""
         escape = self._escape(region.paired, pairs, held)
         if escape is not None:
             self._refuse_node(region, *escape)
-        return escape is None
+        return escape is not None
 
     def _escape(self, names: set[str], pairs: Pairs, held: set[str]) -> tuple[Node, Cell] | None:
         """Who reads scores outside of all regions, and which: the op without a rule or the output at the end, if there is one."""
@@ -580,8 +598,13 @@ class Finder:
     def _is_core(self, region: Region, pairs: Pairs) -> bool:
         """Whether rows are normalised: a statistic of the pairs, and either a product with them or a use of it among them."""
         statistics = {n for n in region.closers if not pairs.of[n].contraction}
-        products = region.closers - statistics
-        return bool(statistics) and (bool(products) or self._has_exp_sum(region, statistics))
+        products = any(self._weighs(n, pairs) for n in region.closers - statistics)
+        return bool(statistics) and (products or self._has_exp_sum(region, statistics))
+
+    def _weighs(self, name: str, pairs: Pairs) -> bool:
+        """Whether a product sums rows by pairs, and not pairs by pairs."""
+        sources = pairs.of[name].sources
+        return sum(e.buffer.name in sources for e in self.cells[name].loads()) < 2
 
     def _has_exp_sum(self, region: Region, statistics: set[str]) -> bool:
         sums = any(self.cells[n].nest.monoid is SUM for n in statistics)
@@ -675,42 +698,11 @@ class Finder:
 
     def _refuse_node(self, region: Region, node: Node, cell: Cell | None = None) -> None:
         """Say which node keeps scores from being fused."""
-        refusal = self._refusal(node, cell)
+        refusal = refusal_of(node, cell, self._cells_of(node))
         if region.pairs is not None and region.pairs.weights:
             return  # where there are pairs without weights, it was said before
         if not region.is_weak and refusal not in self.refusals:
             self.refusals.append(refusal)
-
-    def _refusal(self, node: Node, cell: Cell | None) -> Refusal:
-        where = user_line(node) or node.name
-        if node.op == "output":
-            assert cell is not None
-            where = user_line(cell.tensors[0]) or cell.name
-            return Refusal(
-                "score-returned",
-                f"The tensor '{cell.name}' has an element for each pair of rows and is returned.",
-                where,
-                "Return only what is computed from it.",
-            )
-        name = str(node.target)
-        if not has_rule(node.target) or not self._cells_of(node):
-            return Refusal(
-                f"no-rule:{name.removesuffix('.default')}",
-                f"The op '{name}' stands on scores and cannot be fused.",
-                where,
-            )
-        if any(c.contraction for c in self._cells_of(node)):
-            return Refusal(
-                "scores-mixed",
-                f"The op '{name}' makes new scores of too many, such as those of all heads.",
-                where,
-                "Mixing the results instead of the scores would be fused.",
-            )
-        return Refusal(
-            "scores-read-elsewhere",
-            f"The op '{name}' reads scores but nothing of it reduces them.",
-            where,
-        )
 
 
 def _cone(sources: frozenset[str], pairs: Pairs) -> set[str]:
