@@ -141,6 +141,7 @@ def test_a_range_from_0_beside_another(body: str, head: str, lo: str) -> None:
         "where(k <= q, SCORE + 0.5 * bias[q, k], -1e10)",
         "where(k <= q, SCORE + log(bias[q, k]), -1e10)",
         "where(k <= q, SCORE + f32(pad[b, k]) * -1e9, -1e10)",
+        "where(k <= q, SCORE, -inf) - where(k <= q, SCORE, -inf)",  # NaN where k > q
         # nor do heads that are mixed have scores above it, where each has a fill or a mask of its own
         "where(k <= q, sum(h: slope[h] * where(ids[h, q] == ids[h, k], HEADS, -1e10)), -1e10)",
         "where(k <= q, sum(h: slope[h] * (HEADS + bias[q, k])), -1e10)",
@@ -148,6 +149,26 @@ def test_a_range_from_0_beside_another(body: str, head: str, lo: str) -> None:
 )
 def test_nothing_is_skipped(body: str) -> None:
     assert bounds_of(body) is None
+
+
+@pytest.mark.parametrize(
+    ("divisor", "hi"),
+    [("where(k <= q, exp(X[q, k]), 0.0)", None), ("(1.0 + exp(X[q, k]))", "q.last + 1")],
+)
+def test_nothing_over_nothing_is_no_number(divisor: str, hi: str | None) -> None:
+    program = parse_program(f"""
+program p
+  size S
+  dim q: S, k: S
+  input X: f32[S, S]
+  loop (q | k)
+    carry c (q) f32: sum where(k <= q, exp(X[q, k]), 0.0) / {divisor}
+    give y (q) f32 = c
+  output y
+""")
+    (loop,) = program.loops
+    (found,) = loop_bounds(loop, frozenset({"X"}), loop.kept, loop.loop[0])
+    assert (None if found is None else print_expr(found.hi)) == hi
 
 
 def test_a_row_statistic_read_as_final_forbids_skipping() -> None:

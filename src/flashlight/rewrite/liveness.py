@@ -85,6 +85,8 @@ def _not_least(expr: Expr) -> Live:
             return _branches(c, _not_least(a), _not_least(b))
         case Binary("add", a, b):
             return _and(_not_least(a), _not_least(b))
+        case Binary("sub", _, b) if _is_infinite(b):
+            return _ALWAYS  # -inf less -inf is NaN
         case Binary("sub", a, b):
             return _and(_not_least(a), Live(TRUE, doubtful=_may_mask(b)))
         case Binary("mul" | "div", a, Const(value, _)) if value > 0:
@@ -135,8 +137,8 @@ def _not_zero(expr: Expr) -> Live:
         case Binary("mul", a, b):
             x, y = _not_zero(a), _not_zero(b)
             return _and(_ALWAYS if _is_infinite(b) else x, _ALWAYS if _is_infinite(a) else y)
-        case Binary("div", a, _):
-            return _not_zero(a)
+        case Binary("div", a, b):
+            return _not_zero(a) if _not_zero(b).condition is TRUE else _ALWAYS
         case Binary("add" | "sub", a, b):
             return either(_not_zero(a), _not_zero(b))
         case Unary("exp" | "exp2" | "sigmoid", x):
