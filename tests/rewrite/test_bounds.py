@@ -152,17 +152,23 @@ def test_nothing_is_skipped(body: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("divisor", "hi"),
-    [("where(k <= q, exp(X[q, k]), 0.0)", None), ("(1.0 + exp(X[q, k]))", "q.last + 1")],
+    ("factor", "hi"),
+    [
+        ("/ where(k <= q, X[q, k], 0.0)", None),
+        ("/ (1.0 + exp(X[q, k]))", "q.last + 1"),
+        ("* log(where(k <= q, X[q, k], 0.0))", None),
+        ("* log(X[q, k])", "q.last + 1"),
+        ("* (X[q, k] / where(k <= q, X[q, k], 0.0))", None),
+    ],
 )
-def test_nothing_over_nothing_is_no_number(divisor: str, hi: str | None) -> None:
+def test_nothing_times_what_nothing_divides_is_no_number(factor: str, hi: str | None) -> None:
     program = parse_program(f"""
 program p
   size S
   dim q: S, k: S
   input X: f32[S, S]
   loop (q | k)
-    carry c (q) f32: sum where(k <= q, exp(X[q, k]), 0.0) / {divisor}
+    carry c (q) f32: sum where(k <= q, exp(X[q, k]), 0.0) {factor}
     give y (q) f32 = c
   output y
 """)

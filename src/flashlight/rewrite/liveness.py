@@ -138,7 +138,7 @@ def _not_zero(expr: Expr) -> Live:
             x, y = _not_zero(a), _not_zero(b)
             return _and(_ALWAYS if _is_infinite(b) else x, _ALWAYS if _is_infinite(a) else y)
         case Binary("div", a, b):
-            return _not_zero(a) if _not_zero(b).condition is TRUE else _ALWAYS
+            return _ALWAYS if _may_vanish(b) else _not_zero(a)
         case Binary("add" | "sub", a, b):
             return either(_not_zero(a), _not_zero(b))
         case Unary("exp" | "exp2" | "sigmoid", x):
@@ -161,10 +161,19 @@ def _is_infinite(expr: Expr) -> bool:
             return math.isinf(value)
         case Select(_, a, b) | Binary("add" | "sub" | "mul", a, b):
             return _is_infinite(a) or _is_infinite(b)
-        case Binary("div", x, _) | Unary("neg" | "abs", x) | Cast(x, _):
+        case Binary("div", a, b):
+            return _is_infinite(a) or _may_vanish(b)
+        case Unary("neg" | "abs", x) | Cast(x, _):
             return _is_infinite(x)
+        case Unary("log" | "log2" | "reciprocal" | "rsqrt", x):
+            return _may_vanish(x)
         case _:
             return False
+
+
+def _may_vanish(expr: Expr) -> bool:
+    """Whether a value is 0 at some positions by what the program says."""
+    return _not_zero(expr).condition is not TRUE
 
 
 def _branches(c: Expr, a: Live, b: Live) -> Live:
