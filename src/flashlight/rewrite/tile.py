@@ -53,7 +53,7 @@ def candidates(
     if found and device.roles:
         parted = [
             replace(base, row_block=CONSUMER_ROWS * n, col_block=cols, stages=stages, consumers=n)
-            for n, cols, stages in shared_out(footprint, length)
+            for n, cols, stages in shared_out(footprint, length, device)
         ]
         found[1:1] = parted
     if not found:

@@ -125,7 +125,8 @@ def schedules_for(
     sizes = planned_sizes(hints)
     group = together(loop, first, sizes, device)
     found = candidates(loop, hints, device, swept(bounds, first, sizes))
-    return [one for s in found for one in with_bounds(s, bounds, sizes, group)]
+    bounded = ((s, with_bounds(s, bounds, sizes, group)) for s in found)
+    return [one for s, ways in bounded for one in (ways[:1] if s.consumers else ways)]
 
 
 ACCUMULATED = 256
