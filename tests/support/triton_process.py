@@ -113,26 +113,14 @@ def patch_interpreter() -> None:
     )
 
 
-def run(case: Case, device: str = "cpu") -> dict[str, Any]:
-    """Run one case here: in the interpreter on the CPU, or on a GPU."""
+def draw(program: Any, case: Any) -> tuple[list[Any], dict[str, Any]]:
+    """A program's inputs for a case: as tensors, and as the arrays that the interpreter of programs takes."""
     import numpy as np
     import torch
 
-    from flashlight import pipeline
-    from flashlight.errors import Refusal
-    from flashlight.ir.interpret import interpret
-    from flashlight.ir.text import parse_program
-    from flashlight.rewrite.schedule import HOPPER, evaluate
-    from flashlight.rewrite.split_keys import split_keys
-    from flashlight.runtime import gpu
+    from flashlight.rewrite.schedule import evaluate
     from flashlight.runtime.types import TORCH_TYPES
 
-    program = parse_program(case.program)
-    if case.optimize:
-        optimized = pipeline.optimize(program)
-        if isinstance(optimized, Refusal):
-            return {"failed": str(optimized)}
-        program = optimized
     rng = np.random.default_rng(case.seed)
     arrays, tensors = {}, []
     for buffer in program.inputs:
@@ -144,10 +132,52 @@ def run(case: Case, device: str = "cpu") -> dict[str, Any]:
             tensor = torch.from_numpy(rng.random(shape) < 0.7)
         else:
             tensor = torch.from_numpy(rng.integers(0, 4, shape)).to(dtype)
-        if case.special and not tensors:
+        if getattr(case, "special", "") and not tensors:
             tensor.view(-1)[:: 7919 % max(1, tensor.numel()) or 1] = float(case.special)
         tensors.append(tensor)
         arrays[buffer.name] = (tensor.double() if buffer.dtype.is_float else tensor).numpy()
+    return tensors, arrays
+
+
+def compared(
+    outputs: tuple[str, ...], results: list[Any], expected: dict[str, Any]
+) -> dict[str, Any]:
+    """How far results are off, and whether NaN and infinities are in the same places."""
+    import numpy as np
+
+    errors, same = {}, True
+    for name, tensor in zip(outputs, results, strict=True):
+        got = tensor.double().numpy() if tensor.is_floating_point() else tensor.numpy()
+        want = expected[name]
+        if not tensor.is_floating_point():
+            errors[name] = float((got != want).mean())
+            continue
+        finite = np.isfinite(want)
+        same &= bool((np.isfinite(got) == finite).all() and (np.isnan(got) == np.isnan(want)).all())
+        both = finite & np.isfinite(got)
+        size = float(np.sqrt((want[finite] ** 2).mean())) if finite.any() else 1.0
+        allowed = np.maximum(np.abs(want[both]), max(size, 1e-30))
+        errors[name] = float((np.abs(got - want)[both] / allowed).max(initial=0.0))
+    return {"errors": errors, "same_places": same}
+
+
+def run(case: Case, device: str = "cpu") -> dict[str, Any]:
+    """Run one case here: in the interpreter on the CPU, or on a GPU."""
+    from flashlight import pipeline
+    from flashlight.errors import Refusal
+    from flashlight.ir.interpret import interpret
+    from flashlight.ir.text import parse_program
+    from flashlight.rewrite.schedule import HOPPER
+    from flashlight.rewrite.split_keys import split_keys
+    from flashlight.runtime import gpu
+
+    program = parse_program(case.program)
+    if case.optimize:
+        optimized = pipeline.optimize(program)
+        if isinstance(optimized, Refusal):
+            return {"failed": str(optimized)}
+        program = optimized
+    tensors, arrays = draw(program, case)
     expected = interpret(program, arrays, sizes=case.sizes)
     steps = []
     model = replace(HOPPER, tma=case.descriptors)
@@ -167,20 +197,7 @@ def run(case: Case, device: str = "cpu") -> dict[str, Any]:
     on_device = [t.to(device) for t in tensors]
     results = executable(on_device, [case.sizes[s.name] for s in program.sizes])
     results = [t.cpu() for t in results]
-    errors, same = {}, True
-    for name, tensor in zip(program.outputs, results, strict=True):
-        got = tensor.double().numpy() if tensor.is_floating_point() else tensor.numpy()
-        want = expected[name]
-        if not tensor.is_floating_point():
-            errors[name] = float((got != want).mean())
-            continue
-        finite = np.isfinite(want)
-        same &= bool((np.isfinite(got) == finite).all() and (np.isnan(got) == np.isnan(want)).all())
-        both = finite & np.isfinite(got)
-        size = float(np.sqrt((want[finite] ** 2).mean())) if finite.any() else 1.0
-        allowed = np.maximum(np.abs(want[both]), max(size, 1e-30))
-        errors[name] = float((np.abs(got - want)[both] / allowed).max(initial=0.0))
-    return {"errors": errors, "same_places": same}
+    return compared(program.outputs, results, expected)
 
 
 def main() -> None:

@@ -60,6 +60,7 @@ class Shared:
         self.layouts: dict[int, str] = {}
         self.lines: dict[str, str] = {}
         self.takes_turns = consumers > 2
+        self.rings: list[str] = []
         first = self.roles.steps[0]
         self.resident = [self.copied(f, "rows") for f in self.roles.resident]
         self.early = [self.copied(f, "ring") for f in first.early]
@@ -83,11 +84,12 @@ class Shared:
             count = sum(p.of == name for p in self.parameters)
             parameter = Parameter(f"{name}_tiles{count or ''}", "descriptor", name, tile=tile)
             self.parameters[parameter] = None
-        rings = [c.ring for c in getattr(self, "early", [])]
         ring = f"{parameter.name}_{kind}"
+        count = sum(known.startswith(ring) for known in self.rings)
+        self.rings.append(ring + (f"_{count + 1}" if count else ""))
         axes = tuple(a for a in spans if a is not None)
         return Copied(
-            parameter.name, ring + ("_2" if ring in rings else ""), order, block, axes,
+            parameter.name, self.rings[-1], order, block, axes,
             self.roles.rows in axes, op.buffer.dtype,
         )  # fmt: skip
 

@@ -1,0 +1,192 @@
+"""Generated Gluon kernels on a simulated machine, in several orders of events, against the meaning of their programs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from unittest.mock import patch
+
+import pytest
+
+pytest.importorskip("triton")
+
+from flashlight.codegen import gluon_shared
+from tests.support.gluon_machine import MachineError
+from tests.support.gluon_runs import Case, Prepared
+from tests.support.loops import CASES as LOOPS
+from tests.support.loops import DOT, attention
+
+pytestmark = pytest.mark.slow
+ORDERS = 3  # of events, drawn anew for each case
+HEADS = (1, 2, "S", "T")
+SQUARE = (1, 2, "S", "S")
+CAUSAL = f"where(k <= q, {DOT}, -inf)"
+LSE = ("give L (b, h, q) f32 = log(l) + m",)
+IDS = ("I: i64[1, S]", "J: i64[1, T]")
+SAME = "I[b, q] == J[b, k]"
+
+
+def of(score: str, *inputs: str, sizes: tuple[str | int, ...] = HEADS, **options: object) -> str:
+    return attention(score, inputs, sizes=sizes, **options)  # type: ignore[arg-type]
+
+
+CASES = {
+    "vanilla": Case(of(DOT), {"S": 300, "T": 150}),
+    "vanilla_3": Case(of(DOT), {"S": 400, "T": 150}, 3),
+    "one_instance": Case(of(DOT), {"S": 300, "T": 150}, instances=1),
+    "three_stages": Case(of(DOT), {"S": 260, "T": 150}, stages=3),
+    "one_stage": Case(of(DOT), {"S": 260, "T": 90}, stages=1),
+    "bf16": Case(of(DOT, dtype="bf16"), {"S": 200, "T": 100}),
+    "heads_inside": Case(of(DOT), {"S": 200, "T": 100}, across=True),
+    "fixed_sizes": Case(of(DOT, sizes=(1, 2, 256, 128)), {}),
+    "fixed_sizes_3": Case(of(CAUSAL, sizes=(1, 2, 384, 384)), {}, 3, 64),
+    "short": Case(of(DOT), {"S": 20, "T": 20}),
+    "one_position": Case(of(DOT), {"S": 1, "T": 1}, 3),
+    "one_key": Case(of(DOT), {"S": 130, "T": 1}),
+    "one_query": Case(of(DOT), {"S": 1, "T": 100}),
+    "causal": Case(of(CAUSAL, sizes=SQUARE), {"S": 300}),
+    "causal_3": Case(of(CAUSAL, sizes=SQUARE), {"S": 400}, 3, 64),
+    "causal_at_the_end": Case(of(f"where(k <= q + (T - S), {DOT}, -inf)"), {"S": 150, "T": 260}),
+    "rows_without_keys": Case(of(f"where(k <= q + (T - S), {DOT}, -inf)"), {"S": 400, "T": 100}, 3),
+    "window": Case(
+        of(f"where((k <= q) & (q - k <= 70), {DOT}, -inf)", sizes=SQUARE), {"S": 300}, 3
+    ),
+    "prefix": Case(
+        of(f"where((k <= q) | (k < P[b]), {DOT}, -inf)", "P: i64[1]", sizes=SQUARE), {"S": 300}
+    ),
+    "global_keys": Case(
+        of(f"where((k <= q) & ((q - k <= 40) | (k < 3)), {DOT}, -inf)", sizes=SQUARE), {"S": 400}
+    ),
+    "softcap": Case(of(f"tanh({DOT} / 30.0) * 30.0"), {"S": 150, "T": 100}),
+    "alibi": Case(
+        of(f"where(k <= q, {DOT} + slopes[h] * f32(k - q), -inf)", "slopes: f32[2]", sizes=SQUARE),
+        {"S": 300},
+        3,
+    ),
+    "bias": Case(of(f"{DOT} + B[h, q, k]", "B: f16[2, S, T]"), {"S": 300, "T": 152}),
+    "bias_3": Case(of(f"{DOT} + B[h, q, k]", "B: f16[2, S, T]"), {"S": 300, "T": 152}, 3),
+    "bias_unaligned": Case(of(f"{DOT} + B[h, q, k]", "B: f16[2, S, T]"), {"S": 150, "T": 101}),
+    "bias_of_keys": Case(of(f"{DOT} + B[h, k]", "B: f32[2, T]"), {"S": 150, "T": 100}),
+    "padding": Case(of(f"where(M[b, k], {DOT}, -inf)", "M: bool[1, T]"), {"S": 150, "T": 100}),
+    "mask": Case(of(f"where(M[q, k], {DOT}, -inf)", "M: bool[S, T]"), {"S": 150, "T": 100}),
+    "documents": Case(of(f"where({SAME}, {DOT}, -inf)", *IDS), {"S": 300, "T": 200}, ranges=True),
+    "documents_3": Case(
+        of(f"where(({SAME}) & (k <= q), {DOT}, -inf)", *IDS),
+        {"S": 300, "T": 300},
+        3,
+        ranges=True,
+    ),
+    "lse": Case(of(DOT, extra=LSE, outputs="O, L"), {"S": 300, "T": 100}, 3),
+    "lse_causal": Case(of(CAUSAL, sizes=SQUARE, extra=LSE, outputs="O, L"), {"S": 200}),
+    "sink": Case(of(DOT, "Z: f32[2]", give="A / (l + exp(Z[h] - m))"), {"S": 150, "T": 100}),
+    "gated": Case(
+        of(DOT, "G: f16[1, 2, S, 64]", give="sigmoid(G[b, h, q, e]) * (A / l)"),
+        {"S": 200, "T": 100},
+    ),
+    "head_dim_40": Case(of(DOT, D=40, E=24), {"S": 150, "T": 100}, 3),
+    "head_dim_128": Case(of(DOT, D=128, E=128), {"S": 150, "T": 100}),
+    "wider_values": Case(of(CAUSAL, sizes=SQUARE, D=32, E=128), {"S": 200}, 3),
+    "grouped": Case(LOOPS["grouped"].program, {"S": 200, "T": 130}),
+    "differential": Case(LOOPS["differential"].program, {"S": 150}),
+    "evoformer": Case(
+        LOOPS["evoformer"].program.replace("40", "136").replace("n: 3", "n: 2").replace("3,", "2,"),
+        {},
+    ),
+    "large_scores": Case(of(DOT), {"S": 150, "T": 150}, scale=30.0),
+}
+
+
+def tolerance(text: str) -> float:
+    return 2e-2 if "bf16" in text else 4e-3
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_same_as_program(name: str) -> None:
+    prepared = Prepared(CASES[name])
+    for order in range(ORDERS):
+        result = prepared.run(order)
+        assert result["same_places"]
+        assert max(result["errors"].values()) < tolerance(CASES[name].program), result["errors"]
+
+
+# What goes wrong when one line of a kernel is another: no order of events may hide it. (pattern, replacement), for each line.
+MISTAKES = {
+    "scores_never_free": (r"mbarrier\.arrive\(scores_free.*", "pass"),
+    "sums_never_free": (r"mbarrier\.arrive\(sums_free.*", "pass"),
+    "rows_never_free": (r"mbarrier\.arrive\(rows_free.*", "pass"),
+    "scores_not_awaited": (r"mbarrier\.wait\(scores_full.*", "pass"),
+    "sums_not_awaited": (r"mbarrier\.wait\(sums_full.*", "pass"),
+    "rows_not_awaited": (r"mbarrier\.wait\(rows_full.*", "pass"),
+    "scores_overwritten": (r"mbarrier\.wait\(scores_free.*", "pass"),
+    "sums_overwritten": (r"mbarrier\.wait\(sums_free.*", "pass"),
+    "rows_overwritten": (r"mbarrier\.wait\(rows_free.*", "pass"),
+    "producer_phase": (r"(?<=    phase = )1", "0"),
+    "producer_slot_phase": (r"(?<=slot_phase = )1", "0"),
+    "consumer_phase": (r"(?<=    phase = )0", "1"),
+    "sums_phase": (r"(?<=sums_phase = )0", "1"),
+    "slot_phase": (r"(?<=slot_phase = )0", "1"),
+    "phase_stays": (r"(?<= )phase \^= 1", "pass"),
+    "ring_too_long": (r"if stage == 2", "if stage == 3"),
+    "other_stage": (r"K_tiles_ring\.index\(stage\)\.", "K_tiles_ring.index(1 - stage)."),
+    "other_group": (r"(_tiles_rows\.index\(slot) \* 3 \+ GROUP_ID", r"\1 * 3"),
+    "fewer_bytes": (r"(expect\(sums_full\S+ )\d+", r"\g<1>64"),
+    "fewer_arrivals": (r"(init\(sums_free\S+ count=)\d", r"\g<1>1"),
+    "result_taken_early": (r"(A = warpgroup_mma_wait\()0", r"\g<1>1"),
+    "registers_reused": (r"_keep\(half\)", "pass"),
+    "no_fence": (r"fence_async_shared\(\)", "pass"),
+    "row_tile_unknown": (r"drawn.index\(slot\).store\(.*pid.*", "pass"),
+    "row_tile_twice": (r"(?<=gl\.num_programs\(0\))$", " - 1"),
+    "queue_left": (r"gl\.store\(queue.*", "pass"),
+    "turn_kept": (r"_pass_turn\(GROUP_ID\)$", "pass"),
+    "turn_left": (r"_wait_turn\(GROUP_ID\)  # what the last.*", "pass"),
+    "stored_outside": (r", mask=gl\.convert_layout\(row_start.*", ")"),
+    "sums_not_moved": (r"A = A \* gl.*", "pass"),
+    "not_the_layout": (r"gl\.SliceLayout\(1, TILE_64\)", "gl.SliceLayout(0, TILE_64)"),
+}
+# A line that is moved up to before another.
+EARLY = {
+    "scores_freed_early": (r"mbarrier\.arrive\(scores_free", r"dot\w* = warpgroup_mma_wait"),
+    "sums_freed_early": (r"mbarrier\.arrive\(sums_free", r"A = warpgroup_mma_wait"),
+    "rows_freed_early": (r"mbarrier\.arrive\(rows_free", r"m = gl\.full"),
+}
+
+
+def replaced(name: str) -> Callable[[str], str]:
+    pattern, by = MISTAKES[name]
+    return lambda text: re.sub(pattern, by, text, flags=re.M)
+
+
+def moved(name: str) -> Callable[[str], str]:
+    second, first = EARLY[name]
+    pattern = rf"^( *{first}.*\n)((?:.*\n)*?)( *{second}.*\n)"
+    return lambda text: re.sub(pattern, r"\3\1\2", text, flags=re.M)
+
+
+@pytest.fixture(scope="module")
+def biased() -> Prepared:
+    """A kernel that has all parts: turns, tiles that are added, loops with and without checks, rows of one tile at a time."""
+    score = f"where(k <= q, {DOT} + B[h, q, k], -inf)"
+    sizes = {"S": 304}
+    with patch.object(gluon_shared, "SHARED", 90_000):
+        prepared = Prepared(Case(of(score, "B: f16[2, S, S]", sizes=SQUARE), sizes, 3))
+        assert "drawn = gl.allocate_shared_memory(gl.int32, [1, 1]" in prepared.source.text
+    assert not failure(prepared, 0, str)
+    return prepared
+
+
+def failure(prepared: Prepared, order: int, change: Callable[[str], str]) -> str:
+    """What goes wrong, if anything."""
+    try:
+        result = prepared.run(order, change)
+    except (MachineError, AssertionError, TypeError) as error:
+        return str(error)
+    good = result["same_places"] and max(result["errors"].values()) < tolerance("f16")
+    return "" if good else str(result)
+
+
+@pytest.mark.parametrize("name", [*MISTAKES, *EARLY])
+def test_mistakes_are_seen(biased: Prepared, name: str) -> None:
+    change = replaced(name) if name in MISTAKES else moved(name)
+    assert change(biased.source.text) != biased.source.text
+    for order in range(2):
+        assert failure(biased, order, change)
