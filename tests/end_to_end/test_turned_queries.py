@@ -57,10 +57,16 @@ def by_differences(q: T, k: T, v: T, m: T) -> T:
     return (-(y[..., :, None, :] - y[..., None, :, :]).square().sum(-1)).softmax(-1) @ v
 
 
+def by_a_number_for_each(q: T, k: T, v: T, m: T) -> T:
+    """Scaled by a product with one vector of each sample, which is no row of scores that heads are mixed of."""
+    scale = torch.einsum("bhnd,bd->bhn", q, m[:, 0, 0])
+    return ((q / (1 + scale.square())[..., None]) @ k.mT).softmax(-1) @ v
+
+
 @pytest.mark.parametrize(
     "fn",
     [
-        *(by_matrices, by_rotations, by_matrices_twice),
+        *(by_matrices, by_rotations, by_matrices_twice, by_a_number_for_each),
         *(by_a_form_of_each_sample, by_distances, by_differences),
     ],
 )

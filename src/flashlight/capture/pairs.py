@@ -44,6 +44,7 @@ class Pair:
             makes goes into products too.
         depth: how many products make one element of it.
         is_mixed: whether it is a sum of several such, one for each head.
+        own: dims of the product that made it; others have come by broadcasting.
     """
 
     rows: Places
@@ -53,6 +54,7 @@ class Pair:
     is_normal: bool = False
     depth: int = 1
     is_mixed: bool = False
+    own: Places = frozenset()
 
     @property
     def must_pay(self) -> bool:
@@ -91,6 +93,7 @@ class _Incoming:
     rows: frozenset[Dim]
     columns: frozenset[Dim]
     reach: frozenset[Dim]  # all dims along which the producer is read
+    own: frozenset[Dim]  # those of the product that made the pair
     is_closed: bool
     is_whole: bool  # whether closing leaves nothing of one side
 
@@ -192,6 +195,7 @@ class Pairs:
                 i.pair.is_normal or self._follows(cell),
                 i.pair.depth * width,
                 i.pair.is_mixed or width > 1,
+                frozenset(places[d] for d in i.own if d in places),
             )
             for i in incoming
         )
@@ -203,6 +207,7 @@ class Pairs:
         return (
             pair.is_strong
             and not pair.is_mixed
+            and frozenset(cell.nest.reduced) <= incoming.own
             and not incoming.is_closed
             and pair.depth * self._width(cell) <= MIXED
         )
@@ -233,8 +238,11 @@ class Pairs:
                 or bool(pair.columns and columns <= reduced)
                 or bool(pair.rows and rows <= reduced)
             )
+            own = frozenset(d for i in pair.own for d in free_dims(load.index[i]))
             yield _Incoming(
-                producer.name, pair, rows, columns, dims_of_load(load), hit or gone or point, whole
+                *(producer.name, pair, rows, columns, dims_of_load(load), own),
+                is_closed=hit or gone or point,
+                is_whole=whole,
             )
 
     def _is_point(
@@ -330,7 +338,8 @@ class Pairs:
         if not rows and not columns:
             return None
         if not weighted:
-            return Pair(rows, columns, True, depth=self._width(cell))
+            own = frozenset(places.values())
+            return Pair(rows, columns, True, depth=self._width(cell), own=own)
         size = self.count(cell.name)
         read = [self.count(load.buffer.name) for e in (a, b) for load in loads(e)]
         if self.weights and rows and columns and all(n < size for n in read):
