@@ -76,6 +76,15 @@ CASES = {
         3,
         ranges=True,
     ),
+    "dead_rows": Case(
+        of(
+            f"where({SAME}, {DOT}, -inf)",
+            *IDS,
+            give="where(alive, A / l, 0.0)",
+            extra=(f"carry alive (b, h, q) bool: any {SAME}",),
+        ),
+        {"S": 150, "T": 100},
+    ),
     "lse": Case(of(DOT, extra=LSE, outputs="O, L"), {"S": 300, "T": 100}, 3),
     "lse_causal": Case(of(CAUSAL, sizes=SQUARE, extra=LSE, outputs="O, L"), {"S": 200}),
     "sink": Case(of(DOT, "Z: f32[2]", give="A / (l + exp(Z[h] - m))"), {"S": 150, "T": 100}),

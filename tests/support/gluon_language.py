@@ -6,6 +6,7 @@ Layouts are Gluon's own, and must agree where Gluon wants them to; whether a con
 
 from __future__ import annotations
 
+import ast
 import builtins
 import math
 import re
@@ -687,9 +688,25 @@ def allocated(text: str) -> list[str]:
     return re.findall(r"^ *(\w+) = gl\.allocate_shared_memory", text, re.M)
 
 
+class _Assigned(ast.NodeTransformer):
+    """Numbers become scalars of the device when a variable takes them."""
+
+    def visit_Assign(self, node: ast.Assign) -> ast.Assign:
+        name = ast.Name("_assigned", ast.Load())
+        node.value = ast.copy_location(ast.Call(name, [node.value], []), node.value)
+        return node
+
+
+def assigned(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(assigned, value))
+    return tensor(value) if isinstance(value, bool | int | float) else value
+
+
 @cache
 def compiled(text: str) -> CodeType:
-    return compile(text, "<kernel>", "exec")
+    tree = _Assigned().visit(ast.parse(text))
+    return compile(ast.fix_missing_locations(tree), "<kernel>", "exec")
 
 
 def load_module(text: str, machine: Machine) -> dict[str, Any]:
@@ -701,7 +718,7 @@ def load_module(text: str, machine: Machine) -> dict[str, Any]:
         return modules[name]
 
     given = {**vars(builtins), "__import__": imported, "range": scalars}
-    namespace: dict[str, Any] = {"__builtins__": given}
+    namespace: dict[str, Any] = {"__builtins__": given, "_assigned": assigned}
     exec(compiled(text), namespace)
     return namespace
 

@@ -52,7 +52,7 @@ class Step:
         sums: products that add the tile's weights to accumulators.
         early: tiles that come with the scores, as operands or as terms.
         late: tiles that the sums read.
-        light: what does not depend on scores and is no tile of pairs, or is a load.
+        light: what depends neither on scores nor on computed tiles of pairs, and is none, or is a load.
         heavy: what makes weights of scores.
         moves: what is done to an accumulator before the sum is added.
     """
@@ -207,7 +207,9 @@ def _step(loop: For, rows: Axis, cols: Axis, described: frozenset[str]) -> Step:
     rest = [
         op for op in body.ops if op not in copied and op not in moves and not isinstance(op, Dot)
     ]
-    made = _depending(rest, [d.result for d in scores] + [f.result for f in early])
+    waits = [d.result for d in scores] + [f.result for f in early]
+    waits += [v for op in rest if not _is_light(op) for v in results(op)]
+    made = _depending(rest, waits)
     light = [op for op in rest if op not in made and _is_light(op)]
     used = {v for op in rest for v in operands(op)} | {v for d in scores for v in operands(d)}
     _require(not used & {f.result for f in late}, "a tile is read by scores and by sums")
