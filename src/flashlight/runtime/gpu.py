@@ -61,8 +61,11 @@ Float32 = Literal["split", "ieee"]
 SHARED = 4
 """Score matrices that one dense mask serves from which it pays to read it first."""
 
-MOST_LAUNCHES = 64
-"""Calls of other shapes or strides that a kernel remembers how to launch."""
+CALLED = 0.06
+"""Milliseconds that the host takes to call a region that Inductor's own code cannot launch."""
+
+MOST_CALLS = 64
+"""Shapes and strides of calls for which a program remembers what to launch."""
 
 _INTERPRETING = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
@@ -295,7 +298,6 @@ class Step:
         copied: those that a warp of its own could copy by descriptors.
         tiled: for each buffer, the axes along which its tiles lie.
         plans: by facts, chosen at the first call that has them.
-        launches: by what a call's tensors have in common with those of an earlier one.
     """
 
     loop: Loop
@@ -309,7 +311,6 @@ class Step:
     mode: Mode
     f32: Float32
     plans: dict[Facts, Plan] = field(default_factory=dict)
-    launches: dict[Key, Launch] = field(default_factory=dict)
 
     @staticmethod
     def of(
@@ -363,23 +364,17 @@ class Step:
 
     # -- Launching.
 
-    def launch(self, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> None:
-        key = key_of(tensors, sizes, f32_precision(self.f32))
-        again = self.launches.get(key)
-        if again is not None:
-            again(tensors)
-            return
+    def launch(
+        self, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
+    ) -> Launch | None:
+        """Launch the kernel; returns how to do so again, or None where there is nothing to do."""
         facts = self.facts(tensors)
         plan = self.plans.get(facts)
         if plan is None:
             if not all(evaluate(g.count, sizes) for g in self.kernel.grid):
-                return
+                return None
             plan = self.plans[facts] = self.choose(facts, tensors, sizes)
-        launch = start(plan, tensors, sizes)
-        if launch is not None and not _INTERPRETING:
-            if len(self.launches) >= MOST_LAUNCHES:
-                self.launches.clear()
-            self.launches[key] = launch
+        return start(plan, tensors, sizes)
 
     def choose(
         self, facts: Facts, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
@@ -483,6 +478,8 @@ class _Trials:
         agrees = all(_close(self.tensors[n], self.reference[n]) for n in names)
         device = next(iter(self.tensors.values())).device
         time = milliseconds(lambda: launch and launch(self.tensors), device)
+        if schedule.consumers:
+            time = max(time, CALLED)
         return Trial(spills, time, agrees)
 
 
@@ -500,28 +497,66 @@ def is_refusal(error: Exception) -> bool:
     return isinstance(error, kinds)
 
 
+@dataclass(frozen=True)
+class _Stage:
+    """A loop of a call like an earlier one: the tensors it gives, and its launch."""
+
+    gives: tuple[tuple[str, torch.Size, torch.dtype], ...]
+    launch: Launch | None
+
+
 class GpuExecutable:
-    """A program compiled for a GPU; see `runtime.executable.Executable`."""
+    """A program compiled for a GPU; see `runtime.executable.Executable`.
+
+    A call whose tensors differ from those of an earlier one only in where they are goes straight to its launches: finding out about
+    tensors and schedules takes the host longer than many kernels run.
+    """
 
     def __init__(self, program: Program, steps: Sequence[Step], hints: Mapping[str, int]) -> None:
         self.program = program
         self.steps = tuple(steps)
         self.hints = dict(hints)
+        self.names = tuple(b.name for b in program.inputs)
+        self.stages: dict[Key, tuple[_Stage, ...]] = {}
 
     @property
     def kernels(self) -> tuple[KernelInfo, ...]:
         return tuple(step.info(self.hints) for step in self.steps)
 
     def __call__(self, inputs: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
-        known = {s.name: int(n) for s, n in zip(self.program.sizes, sizes, strict=True)}
-        tensors = {b.name: t for b, t in zip(self.program.inputs, inputs, strict=True)}
+        tensors = dict(zip(self.names, inputs, strict=True))
         device = inputs[0].device
+        key = key_of(inputs, sizes, f32_precision(self.steps[0].f32))
+        stages = self.stages.get(key)
+        if stages is None:
+            stages = self.first_call(tensors, sizes)
+            if len(self.stages) >= MOST_CALLS:
+                self.stages.clear()
+            if not _INTERPRETING:
+                self.stages[key] = stages
+        else:
+            for stage in stages:
+                for name, shape, dtype in stage.gives:
+                    tensors[name] = torch.empty(shape, dtype=dtype, device=device)
+                if stage.launch is not None:
+                    stage.launch(tensors)
+        return [tensors[name] for name in self.program.outputs]
+
+    def first_call(
+        self, tensors: dict[str, torch.Tensor], sizes: Sequence[int]
+    ) -> tuple[_Stage, ...]:
+        """Run the loops and add to `tensors` what they give; returns how to do so again."""
+        known = {s.name: int(n) for s, n in zip(self.program.sizes, sizes, strict=True)}
+        device = tensors[self.names[0]].device
+        stages = []
         for step in self.steps:
             for give in step.loop.gives:
                 tensors[give.name] = empty(give.buffer, known, device)
             used = (*step.kernel.reads, *step.kernel.writes)
-            step.launch({b.name: tensors[b.name] for b in used}, known)
-        return [tensors[name] for name in self.program.outputs]
+            launch = step.launch({b.name: tensors[b.name] for b in used}, known)
+            made = [(g.name, tensors[g.name]) for g in step.loop.gives]
+            stages.append(_Stage(tuple((n, t.shape, t.dtype) for n, t in made), launch))
+        return tuple(stages)
 
 
 # -- Facts about tensors.

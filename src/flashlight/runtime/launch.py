@@ -5,10 +5,9 @@ Triton looks at every argument of every call; calls like an earlier one go strai
 
 from __future__ import annotations
 
-import copy
 import itertools
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,7 +18,7 @@ from flashlight.codegen.blocks import Kernel
 from flashlight.codegen.triton import Parameter, Source
 from flashlight.rewrite.schedule import Schedule, evaluate
 
-COUNTERS = 4096
+COUNTERS = 2048
 """Launches on a device that may be under way at once, each with a counter of its own."""
 
 _APART = (
@@ -27,7 +26,7 @@ _APART = (
 )
 
 _lock = threading.Lock()
-_counters: dict[torch.device, tuple[torch.Tensor, Iterator[int]]] = {}
+_counters: dict[torch.device, Iterator[torch.Tensor]] = {}
 _layouts: dict[tuple[object, ...], Any] = {}
 
 
@@ -45,10 +44,10 @@ Key: TypeAlias = tuple[object, ...]
 """What a launch depends on, but for addresses."""
 
 
-def key_of(tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int], other: object) -> Key:
-    """The key of a call; `other` is whatever else its code depends on."""
-    layouts = [(t.device, t.shape, t.stride(), t.data_ptr() % 16) for t in tensors.values()]
-    return (other, *layouts, *sizes.values())
+def key_of(tensors: Sequence[torch.Tensor], sizes: Sequence[int], other: object) -> Key:
+    """The key of a call on one device; `other` is whatever else its code depends on."""
+    layouts = [(t.shape, t.stride(), t.data_ptr() % 16) for t in tensors]
+    return (other, tensors[0].device, *layouts, *sizes)
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,10 @@ class Launch:
                 arguments[i] = counter(device)
         if self.scratch:
             _set_allocator()
-        with torch.cuda.device_of(next(iter(tensors.values()))):  # Triton takes the current one
+        if device.index == torch.cuda.current_device():  # Triton takes the current one
+            self.compiled[self.grid](*arguments)
+            return
+        with torch.cuda.device(device):
             self.compiled[self.grid](*arguments)
 
 
@@ -147,11 +149,10 @@ def counter(device: torch.device) -> torch.Tensor:
             if found is None:
                 zeros = torch.zeros(COUNTERS * _APART, dtype=torch.int32, device=device)
                 torch.cuda.synchronize(device)  # other streams may launch next
-                found = _counters[device] = zeros, itertools.cycle(range(0, len(zeros), _APART))
-    counters, turns = found
+                views = [zeros[n : n + 1] for n in range(0, len(zeros), _APART)]
+                found = _counters[device] = itertools.cycle(views)
     with _lock:
-        at = next(turns)
-    return counters[at : at + 1]
+        return next(found)
 
 
 def descriptor(tensor: torch.Tensor, parameter: Parameter) -> Any:
@@ -167,9 +168,9 @@ def descriptor(tensor: torch.Tensor, parameter: Parameter) -> Any:
 
 
 def _based(described: Any, tensor: torch.Tensor | None) -> Any:
-    """A descriptor of another tensor like the one it was made for."""
-    other = copy.copy(described)
-    other.base = tensor
+    """A descriptor of another tensor like the one it was made for, which has passed its checks."""
+    other = object.__new__(type(described))
+    other.__dict__.update(described.__dict__, base=tensor)
     return other
 
 
