@@ -218,19 +218,14 @@ class Split:
         return tuple(replace(t, rest=neg(_rest(t, x))) for t in terms)
 
     def _exponential(self, x: Expr) -> Terms | None:
-        varying: list[tuple[bool, Expr]] = []
-        parts: list[Expr] = []
-        for minus, part in self._exponent_parts(x, False):
-            if not self.reads_final(part):
-                varying.append((minus, part))
-            elif not self.varies(part):
-                parts.append(neg(part) if minus else part)
-            else:
-                return None
-        # what depends on nothing that varies is part of the weight as well
-        if varying and not any(self.varies(p) for _, p in varying):
-            parts.extend(neg(p) if minus else p for minus, p in varying)
-            varying = []
+        addends = self._exponent_parts(x, False)
+        free = [(minus, a) for minus, a in addends if not self.reads_final(a)]
+        # what depends on nothing that varies is part of the weight as well, where it stands: large addends cancel in that order
+        varying = free if any(self.varies(a) for _, a in free) else []
+        invariant = [(minus, a) for minus, a in addends if (minus, a) not in varying]
+        if any(self.varies(a) for _, a in invariant):
+            return None
+        parts = [neg(a) if minus else a for minus, a in invariant]
         u = sum_of(varying) if varying else const(0, dtype_of(x).compute)
         slot = self._slot(tuple(parts), u)
         rest = exp(add(u, slot)) if varying else exp(slot)
