@@ -296,22 +296,24 @@ def length_table(cells: Cells) -> str:
 
 def readme(current: str) -> str:
     """README.md with its tables of results made anew, GPUs first: what was run at three lengths or more as a row for each program,
-    once for all types; else rows at one length, and those that are no multi-head attention.
+    the newest such run of it; else rows at one length, and those that are no multi-head attention.
     """
     before, _, rest = current.partition(RESULTS)
     _, _, after = rest.partition(END_RESULTS)
-    parts, shown = [], []
-    for path in sorted(result_files(), key=lambda p: ("-cpu" in p.stem, "-grid" not in p.stem)):
-        data = json.loads(path.read_text(encoding="utf-8"))
+    parts: list[str] = []
+    shown: set[object] = set()
+    read = [(p, json.loads(p.read_text(encoding="utf-8"))) for p in result_files()]
+    read.sort(key=lambda item: str(item[1]["machine"]["date"]), reverse=True)
+    read.sort(key=lambda item: ("-cpu" in item[0].stem, "-grid" not in item[0].stem))
+    for path, data in read:
         every = [r for r in data["rows"] if "ours" in r["ms"]]
         link = f"[{path.stem}](benchmarks/results/{path.name})"
         cells = by_length(every)
         if sum(map(len, cells.values())) == len(every) and min(map(len, cells.values())) > 2:
-            programs = set(cells)
-            if programs in shown:
-                parts.append(f"{link}: the same in another type.")
+            if shown & set(cells):
+                parts.append(f"{link}: the same programs in another type, or earlier.")
                 continue
-            shown.append(programs)
+            shown |= set(cells)
             picture = path.with_suffix(".png").relative_to(ROOT)
             table = length_table(cells)
             parts += [f"{link}: {provenance(data['machine'])}", f"![{path.stem}]({picture})", table]
