@@ -101,6 +101,27 @@ CASES = {
         LOOPS["evoformer"].program.replace("40", "136").replace("n: 3", "n: 2").replace("3,", "2,"),
         {},
     ),
+    "two_values": Case(
+        of(
+            DOT,
+            "W: f16[1, 2, T, 32]",
+            dims=", f: 32",
+            extra=(
+                "carry A2 (b, h, q, f) f32: sum exp(s - ~m) * W[b, h, k, f] moves exp(-m)",
+                "give O2 (b, h, q, f) f16 = A2 / l",
+            ),
+            outputs="O, O2",
+        ),
+        {"S": 150, "T": 100},
+    ),
+    "computed_rows": Case(
+        of(
+            f"{DOT} + sum(c: tanh(X[q, c]) * Y[k, c])",
+            *("X: f16[S, 32]", "Y: f16[T, 32]"),
+            dims=", c: 32",
+        ),
+        {"S": 150, "T": 100},
+    ),
     "large_scores": Case(of(DOT), {"S": 150, "T": 150}, scale=30.0),
 }
 

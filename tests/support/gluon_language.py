@@ -52,7 +52,7 @@ def rounded(data: np.ndarray, dtype: Any) -> np.ndarray:
         return data.astype(np.float16).astype(kind)
     if dtype == real.bfloat16:
         wide = np.ascontiguousarray(data, np.float32)
-        return torch.from_numpy(wide).bfloat16().float().numpy().reshape(wide.shape)
+        return torch.from_numpy(wide).bfloat16().float().numpy().reshape(np.shape(data))
     if dtype == real.int1 and data.dtype != np.bool_:
         return data != 0
     return np.asarray(data).astype(kind, copy=False)
@@ -75,6 +75,10 @@ def is_trivial(a: Any, b: Any, shape: tuple[int, ...]) -> bool:
     """Whether a conversion of layouts stays within threads."""
     x, y = linear(a, shape), linear(b, shape)
     return x.lane_bases == y.lane_bases and x.warp_bases == y.warp_bases
+
+
+def is_operand(x: Tensor, layout: Any) -> bool:
+    return isinstance(x.layout, real.DotOperandLayout) and is_trivial(x.layout, layout, x.shape)
 
 
 @dataclass(frozen=True)
@@ -367,7 +371,9 @@ def elementwise(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[Any],
 
 
 def in_torch(name: str) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda x: getattr(torch, name)(torch.from_numpy(np.ascontiguousarray(x))).numpy()
+    return lambda x: (
+        getattr(torch, name)(torch.from_numpy(np.ascontiguousarray(x))).numpy().reshape(np.shape(x))
+    )
 
 
 def extremum(op: Callable[..., Any]) -> Callable[[Any, Any], Tensor]:
@@ -563,7 +569,7 @@ class Language:
             (a.shape[1] == b.shape[0] and acc.shape == shape, f"{a.shape}, {b.shape}, {acc.shape}"),
             (isinstance(acc.layout, real.NVMMADistributedLayout), "the layout of products"),
             (acc.layout.instr_shape[1] == shape[1], "an instruction of the result's width"),
-            (isinstance(a, Shared) or a.layout == operand, "an operand in registers"),
+            (isinstance(a, Shared) or is_operand(a, operand), "an operand in registers"),
         ):
             if not holds:
                 raise TypeError(f"no product: {says}")

@@ -37,6 +37,7 @@ class Consumer(Part):
         self.slot_names: list[str] = []
         self.weights: list[str] = []
         self.halves: list[str] = []
+        self.held: list[str] = []  # other operands that registers hold
         self.lined = ""  # the layout of a tile in memory's order that is being read or written
 
     # -- How tiles lie in registers.
@@ -266,6 +267,8 @@ class Consumer(Part):
         waiting = 0 if begins else len(step.sums)
         listed = ", ".join(tokens)
         self.line(f"{listed} = warpgroup_mma_wait({waiting}, deps=({listed},))")
+        for name in self.held:
+            self.line(f"_keep({name})")
         self.load_terms(step)
         self.line("mbarrier.arrive(scores_free.index(stage), count=1)")
         self.advance("stage", "phase", m.stages)
@@ -295,6 +298,7 @@ class Consumer(Part):
         """The products of a tile; the last weights' registers take them, as those are rounded by now."""
         rows, cols = self.module.roles.rows, self.module.roles.cols
         free = list(self.weights)
+        self.held = []
         tokens: list[str] = []
         for d in step.scores:
             a, b = (d.a, d.b) if rows in d.a.axes else (d.b, d.a)
@@ -329,7 +333,11 @@ class Consumer(Part):
         if value.axes != axes:
             raise CompileError("An operand in registers lies across.")
         layout = f"gl.DotOperandLayout(0, {m.tile(m.roles.cols)}, 2)"
-        return f"gl.convert_layout({stripped(self.value(value))}, {layout}, assert_trivial=True)"
+        name = self.fresh("held")
+        text = f"gl.convert_layout({stripped(self.value(value))}, {layout}, assert_trivial=True)"
+        self.line(f"{name} = {text}")
+        self.held.append(name)
+        return name
 
     def round_weights(self, step: Step) -> None:
         """The weights of the tile before, as operands; at once, or scores would not find their registers free."""
