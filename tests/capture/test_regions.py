@@ -194,6 +194,23 @@ def test_weights(fn: Callable[..., Any], args: tuple[T, T, T], regions: int) -> 
     assert found(fn, *args) == (regions, [])
 
 
+def few_keys(q: T, k: T, w: T) -> T:
+    """Fewer keys than features: the results are more than the scores, which are scores all the same."""
+    o = (q @ k.mT).softmax(-1) @ k
+    return F.layer_norm(o, (32,)).transpose(1, 2).flatten(2) @ w
+
+
+def few_keys_and_weights(q: T, k: T, w: T) -> tuple[T, T]:
+    p = (q @ k.mT).softmax(-1)
+    return p, F.layer_norm(p @ k, (32,)).transpose(1, 2).flatten(2) @ w
+
+
+def test_few_keys() -> None:
+    args = r(2, 3, 40, 32), r(2, 3, 8, 32), r(96, 64)
+    assert found(few_keys, *args) == (1, [])
+    assert found(few_keys_and_weights, *args) == (0, ["score-returned"])
+
+
 def two_convolutions(x: T, w: T, u: T) -> T:
     """An MLP over channels: no attention, although its weights have four axes."""
     return F.conv2d(torch.relu(F.conv2d(x, w)), u)

@@ -63,9 +63,19 @@ def by_a_number_for_each(q: T, k: T, v: T, m: T) -> T:
     return ((q / (1 + scale.square())[..., None]) @ k.mT).softmax(-1) @ v
 
 
+def normed_after(q: T, k: T, v: T, m: T) -> T:
+    return (torch.nn.functional.layer_norm(turn(m, q), (D,)) @ k.mT).softmax(-1) @ v
+
+
+def unit_after(q: T, k: T, v: T, m: T) -> T:
+    unit = torch.nn.functional.normalize
+    return (unit(turn(m, q), dim=-1) @ unit(k, dim=-1).mT * 5).softmax(-1) @ v
+
+
 @pytest.mark.parametrize(
     "fn",
     [
+        *(normed_after, unit_after),
         *(by_matrices, by_rotations, by_matrices_twice, by_a_number_for_each),
         *(by_a_form_of_each_sample, by_distances, by_differences),
     ],

@@ -14,12 +14,13 @@ import torch.fx
 
 from flashlight.capture.pairs import Pairs, count, is_cheap, join_of
 from flashlight.capture.paths import Paths
+from flashlight.capture.reading import Sides, is_lookup, is_plain, readers, sides_through
 from flashlight.capture.refusals import refusal_of
 from flashlight.errors import Refusal
-from flashlight.ir.exprs import Dim, Index, Load, Unary
+from flashlight.ir.exprs import Dim, Unary
 from flashlight.ir.monoids import ALL, ANY, SUM
 from flashlight.ir.visit import free_dims, walk
-from flashlight.lift.cells import Cell, dims_of_load
+from flashlight.lift.cells import Cell
 from flashlight.lift.lift import Lifter
 from flashlight.rewrite.unions import has_small_part
 
@@ -112,36 +113,83 @@ class Finder:
         self.rank = {name: i for i, name in enumerate(self.cells)}
 
     def regions(self) -> list[Region]:
-        """All regions that are worth taking, in order of their results."""
+        """All regions that are worth taking, in order of their results.
+
+        Products of activations that are no scores may be rows of what makes some. Those whose pairs are worth nothing are settled
+        as such; then those that are fewer than what is made of them, where that finds a softmax of large scores.
+        """
         found: list[Region] = []
-        settled: frozenset[str] = frozenset()
-        for _ in range(ROUNDS):
-            fresh = self._add(found, weights=False, settled=settled)
-            if fresh <= settled:
-                break
-            settled |= fresh
-        self._add(found, weights=True, settled=frozenset())
+        settled, doubtful = self._add_all(found, frozenset(), is_strict=False)
+        if doubtful:
+            self._add_doubtful(found, settled, doubtful)
+        self._add(found, Pairs(self.lifter, self.hints, True, _names(found)))
         return sorted(found, key=lambda r: max(self.rank[name] for name in r.closers))
 
+    def _add_doubtful(
+        self, found: list[Region], settled: frozenset[str], doubtful: frozenset[str]
+    ) -> None:
+        """Add regions with products in doubt as rows, then with those as scores that are left; one of both may have refusals."""
+        before, said = len(found), len(self.refusals)
+        self._add_all(found, settled | doubtful, is_strict=True)
+        is_found = len(found) > before
+        if not is_found:
+            del self.refusals[said:]
+        said = len(self.refusals)
+        self._add(found, Pairs(self.lifter, self.hints, False, _names(found), settled))
+        if is_found:
+            del self.refusals[said:]
+
+    def _add_all(
+        self, found: list[Region], settled: frozenset[str], *, is_strict: bool
+    ) -> tuple[frozenset[str], frozenset[str]]:
+        """Add regions until there are none, and name products that make no scores, and those that are in doubt."""
+        doubtful: frozenset[str] = frozenset()
+        for _ in range(ROUNDS):
+            claimed = _names(found) if settled else frozenset[str]()
+            pairs = Pairs(self.lifter, self.hints, False, claimed, settled)
+            idle, late = self._add(found, pairs, only_sure=True, only_softmax=is_strict)
+            doubtful |= late
+            if idle <= settled:
+                break
+            settled |= idle
+        return settled, doubtful
+
     def _add(
-        self, found: list[Region], *, weights: bool, settled: frozenset[str]
-    ) -> frozenset[str]:
-        """Add regions that are worth taking beside those that are found, and name the products whose pairs are not."""
-        others = bool(found) and (weights or bool(settled))
-        claimed = frozenset(name for r in found for name in r.members if others)
-        pairs = Pairs(self.lifter, self.hints, weights, claimed, settled)
-        candidates = [c for c in self._components(pairs) if not c.closers <= claimed]
+        self,
+        found: list[Region],
+        pairs: Pairs,
+        *,
+        only_sure: bool = False,
+        only_softmax: bool = False,
+    ) -> tuple[frozenset[str], frozenset[str]]:
+        """Add regions that are worth taking beside those that are found.
+
+        Returns:
+            Products whose pairs are not worth it, and those of regions that are left because they are in doubt.
+        """
+        candidates = [c for c in self._components(pairs) if not c.closers <= pairs.claimed]
         complete = self._joined([r for r in candidates if self._complete(r, pairs)], pairs)
         complete = [r for r in complete if not _is_within_another(r, complete)]
         held = {name for r in (*found, *complete) for name in r.members}
         worth = [r for r in complete if self._is_worth(r, pairs)]
-        taken = [r for r in worth if not self._escapes(r, pairs, held)]
-        self._leave_results(taken)
+        late = [r for r in worth if only_sure and self._is_doubtful(r, pairs)]
+        sure = [r for r in worth if r not in late]
+        if only_softmax:
+            sure = [r for r in sure if self._is_large(r) and self._is_softmax(r, pairs)]
+        taken = [r for r in sure if not self._escapes(r, pairs, held)]
+        self._leave_results([*found, *taken])
         found += [*taken, *self._biases(taken, pairs)]
-        if not weights:
+        if not pairs.weights:
             self._note_open(pairs, {name for r in candidates for name in r.members})
         idle = [r for r in complete if not r.is_weak and r not in worth]
-        return frozenset(name for r in idle for name in r.paired if pairs.of[name].origin)
+        return _origins(idle, pairs), _origins(late, pairs)
+
+    def _is_doubtful(self, region: Region, pairs: Pairs) -> bool:
+        """Whether products make more of pairs than there are: features that are normalised, rather than scores."""
+        if region.is_weak or self._is_large(region) or self._is_softmax(region, pairs):
+            return False
+        made = [self._count(n) for n in region.closers if pairs.of[n].contraction]
+        return max(made, default=0) > max(self._count(n) for n in region.paired)
 
     def smaller(self, region: Region) -> Iterator[Region]:
         """The same core with less around it, for where the compiler refuses: without an epilogue, then without scaled operands."""
@@ -371,7 +419,7 @@ class Finder:
             name = load.buffer.name
             if name in derived:
                 only = self._outside(self.cells[name], region.members) <= set(cell.tensors)
-                if not only or not _is_plain(load, cell):
+                if not only or not is_plain(load, cell):
                     return False
                 largest = max(largest, self._count(name))
             elif name in region.members or self._node_bits(name) & reached:
@@ -404,7 +452,7 @@ class Finder:
                 if name in region.members or name not in self.cells:
                     continue
                 cell = self.cells[name]
-                inner = _sides_through(load, reader, sides.get(reader.name, []))
+                inner = sides_through(load, reader, sides.get(reader.name, []))
                 is_late = reader.name in late and self._is_only_for(cell, reader, region)
                 if not is_late and not self._is_absorbed(cell, reader, inner, region):
                     continue
@@ -447,7 +495,7 @@ class Finder:
         joined = join_of(cell, self.cells)
         if joined is not None:
             return self._is_joined_late(cell, joined, reader, region)
-        return _is_lookup(cell) and pairs.of[reader.name].contraction
+        return is_lookup(cell) and pairs.of[reader.name].contraction
 
     def _is_bias_of_features(self, cell: Cell, sides: Sides, region: Region) -> bool:
         """Whether a product contracts features of each pair of rows that would be stored for it alone.
@@ -505,7 +553,7 @@ class Finder:
             reader, along = work.pop()
             for load in reader.loads():
                 name = load.buffer.name
-                inner = _sides_through(load, reader, along)
+                inner = sides_through(load, reader, along)
                 if inner and name not in self.cells:
                     leaves.add(name)
                 elif inner and name not in made:
@@ -600,6 +648,10 @@ class Finder:
         statistics = {n for n in region.closers if not pairs.of[n].contraction}
         products = any(self._weighs(n, pairs) for n in region.closers - statistics)
         return bool(statistics) and (products or self._has_exp_sum(region, statistics))
+
+    def _is_softmax(self, region: Region, pairs: Pairs) -> bool:
+        statistics = {n for n in region.closers if not pairs.of[n].contraction}
+        return self._has_exp_sum(region, statistics)
 
     def _weighs(self, name: str, pairs: Pairs) -> bool:
         """Whether a product sums rows by pairs, and not pairs by pairs."""
@@ -705,6 +757,15 @@ class Finder:
             self.refusals.append(refusal)
 
 
+def _names(regions: Iterable[Region]) -> frozenset[str]:
+    return frozenset(name for r in regions for name in r.members)
+
+
+def _origins(regions: Iterable[Region], pairs: Pairs) -> frozenset[str]:
+    """Products that made the pairs of regions."""
+    return frozenset(name for r in regions for name in r.paired if pairs.of[name].origin)
+
+
 def _cone(sources: frozenset[str], pairs: Pairs) -> set[str]:
     """Cells from which pairs came, back to where they were made."""
     found: set[str] = set()
@@ -725,57 +786,3 @@ def _is_within_another(region: Region, others: Iterable[Region]) -> bool:
         and not {root.name for root in region.roots} & {root.name for root in o.roots}
         for o in others
     )
-
-
-def readers(cell: Cell, lifter: Lifter) -> set[Node]:
-    """FX nodes that read a cell's tensor, through views."""
-    found: set[Node] = set()
-    seen: set[Node] = set()
-    work = [u for t in cell.tensors for u in t.users]
-    while work:
-        node = work.pop()
-        if node in seen or node in cell.tensors:
-            continue
-        seen.add(node)
-        if node in lifter.views:
-            work.extend(node.users)
-        elif not isinstance(node.meta.get("val"), torch.SymInt | int):  # who asks for a size only
-            found.add(node)
-    return found
-
-
-def _is_plain(load: Load, cell: Cell) -> bool:
-    """Whether a load is at distinct dims of the reader, in any order: no element is read for two rows' worth of work."""
-    seen: set[Dim] = set()
-    for index in load.index:
-        if not isinstance(index, Index) or index.dim in seen:
-            return False
-        seen.add(index.dim)
-    return True
-
-
-def _is_lookup(cell: Cell) -> bool:
-    """Whether a cell only gathers rows of one tensor: a view whose index is data."""
-    return isinstance(cell.nest.body, Load)
-
-
-Sides = list[tuple[frozenset[int], frozenset[int]]]
-
-
-def _sides_through(load: Load, reader: Cell, sides: Sides) -> Sides:
-    """The sides of a reader's pairs in places of what it reads, if that varies along both (or the only one)."""
-    dims = reader.nest.parallel
-    found: Sides = []
-    for rows, columns in sides:
-        row_dims, column_dims = {dims[i] for i in rows}, {dims[i] for i in columns}
-        reach = dims_of_load(load)
-        if (row_dims and not reach & row_dims) or (column_dims and not reach & column_dims):
-            continue
-        places = [free_dims(i) for i in load.index]
-        found.append(
-            (
-                frozenset(n for n, d in enumerate(places) if d & row_dims),
-                frozenset(n for n, d in enumerate(places) if d & column_dims),
-            )
-        )
-    return found
