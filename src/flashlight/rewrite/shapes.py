@@ -26,22 +26,27 @@ def shared_out(f: Footprint, length: int, device: Device) -> list[tuple[int, int
     if f.pair_width or f.deep or f.double or f.wide or f.positions or f.single != 0.5 or not f.dots:
         return []
     wide = f.accumulated > 80 or f.dots > 1
-    if f.row_count < 2 * CONSUMER_ROWS or f.per_pair or length < (SHORT // 4 if wide else SHORT):
+    if f.row_count < 2 * CONSUMER_ROWS or length < (SHORT // 4 if wide else SHORT):
         return []
-    if f.dots > 1:
+    if f.per_pair and (length < 2 * SHORT or f.accumulated < CONSUMER_ROWS):
+        return []
+    if f.per_pair:
+        shapes = [(2, 128, 2), (2, 64, 2)]
+    elif f.dots > 1:
         shapes = [(2, 64, 2)]
     elif wide:
         shapes = [(2, 128, 2), (2, 64, 2)]
     else:
         shapes = [(3, 128, 2), (2, 128, 3), (2, 64, 2)]
     fit = [shape for shape in shapes if _room(f, *shape) <= device.shared]
-    return fit[: 1 if wide else 2]
+    return fit[: 1 if wide or f.per_pair else 2]
 
 
 def _room(f: Footprint, consumers: int, col_block: int, stages: int) -> int:
     """Bytes of shared memory: operands of rows, rings of columns, and what turns results to memory's order."""
     rows = consumers * CONSUMER_ROWS
-    return rows * f.per_row + stages * col_block * f.per_col + 2 * rows * f.accumulated + 2048
+    ring = col_block * (f.per_col + rows * f.per_pair)
+    return rows * f.per_row + stages * ring + 2 * rows * f.accumulated + 2048
 
 
 def choices(f: Footprint, points: int, length: int, device: Device) -> list[tuple[Shape, bool]]:

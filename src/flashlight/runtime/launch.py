@@ -162,7 +162,8 @@ def descriptor(tensor: torch.Tensor, parameter: Parameter) -> Any:
     order = [axis for axis, _ in parameter.tile]
     block = [n for _, n in parameter.tile]
     shape = [tensor.shape[n] for n in order]
-    strides = [tensor.stride(n) for n in order]
+    # The stride of an axis of one element says nothing, and may be none that a descriptor takes.
+    strides = [tensor.stride(n) if tensor.shape[n] > 1 else 16 for n in order]
     strides[-1] = 1
     return TensorDescriptor(tensor, shape, strides, block, _layout(tuple(block), tensor.dtype))
 
