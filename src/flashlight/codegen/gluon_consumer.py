@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -121,7 +120,8 @@ class Consumer(Part):
         raise CompileError("A result is constant along an axis.")
 
     def define(self, value: Value, text: str, direct: Mapping[Value, object]) -> None:
-        self.layout(value.axes) if value.axes else None
+        if value.axes:
+            self.layout(value.axes)  # refuses a tile that has no place
         super().define(value, text, {})
 
     def op(self, op: Op, direct: Mapping[Value, object]) -> None:
@@ -204,11 +204,6 @@ class Consumer(Part):
         """
         if self.module.takes_turns:
             self.line(f"_{what}_turn(GROUP_ID)")
-
-    def grid(self) -> None:
-        start = len(self.lines)
-        super().grid()
-        self.lines[start:] = [x for x in self.lines[start:] if "program_id" not in x]
 
     def shared(self, c: Copied, at: str) -> str:
         """A tile in shared memory, as a matrix of the order it lies in."""
@@ -392,12 +387,5 @@ class Consumer(Part):
             dot = sums.get(value)
             source = value if dot is None else dot.acc
             assert source is not None
-            text = stripped(self.like(source, slot.inside.axes))
-            if text != name:
-                pending.append((name, text))
-        targets = {name for name, _ in pending}
-        if any(set(re.findall(r"\w+", text)) & (targets - {name}) for name, text in pending):
-            self.line(f"{', '.join(t for t, _ in pending)} = {', '.join(x for _, x in pending)}")
-        else:
-            for name, text in pending:
-                self.line(f"{name} = {text}")
+            pending.append((name, stripped(self.like(source, slot.inside.axes))))
+        self.assign(pending)

@@ -145,11 +145,6 @@ class Producer(Part):
         with self.nested_lines(f"for i in gl.static_range({m.consumers}):"):
             self.line(f"mbarrier.arrive(rows_full.index(slot * {m.consumers} + i), count=2)")
 
-    def grid(self) -> None:
-        start = len(self.lines)
-        super().grid()
-        self.lines[start:] = [x for x in self.lines[start:] if "program_id" not in x]
-
     def needed(self, values: Iterable[Value]) -> set[Value]:
         """Values, and what they are computed of."""
         made = {v: op for op in self.everything() for v in results(op)}

@@ -69,21 +69,17 @@ class Step:
     @property
     def weights(self) -> tuple[Value, ...]:
         """What the sums multiply, in registers: of 32 bits where it is rounded for the product."""
-        casts = {
-            op.result: op.args[0]
-            for op in self.heavy
-            if isinstance(op, Compute) and op.op == "cast"
-        }
-        return tuple(dict.fromkeys(casts.get(d.a, d.a) for d in self.sums))
+        return tuple(dict.fromkeys(self._before_rounding(d.a) for d in self.sums))
 
     def weight_of(self, dot: Dot) -> int:
         """The weight that a sum multiplies, by its place in `weights`."""
-        casts = {
-            op.result: op.args[0]
-            for op in self.heavy
-            if isinstance(op, Compute) and op.op == "cast"
-        }
-        return self.weights.index(casts.get(dot.a, dot.a))
+        return self.weights.index(self._before_rounding(dot.a))
+
+    def _before_rounding(self, value: Value) -> Value:
+        for op in self.heavy:
+            if isinstance(op, Compute) and op.op == "cast" and op.result is value:
+                return op.args[0]
+        return value
 
 
 @dataclass(frozen=True, slots=True)

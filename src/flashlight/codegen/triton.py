@@ -170,6 +170,7 @@ class Emitter:
         for size in k.sizes:
             self.size_text(size)
         self.inlined = inlinable(k.body)
+        self.line("pid = tl.program_id(0)")
         self.grid()
         self.block(k.body, ())
         parameters = sorted(
@@ -245,11 +246,10 @@ class Emitter:
     # -- The grid.
 
     def grid(self) -> None:
-        """Recover the position in the logical grid from the program id."""
+        """Recover the position in the logical grid from `pid`."""
         dims = list(self.kernel.grid)
         for g in dims:
             self.text[g.index] = self.fresh(g.index.name)
-        self.line("pid = tl.program_id(0)")
         if self.kernel.group > 1 and len(dims) > 1 and dims[-1].dim is None:
             self.grouped_tiles()
             rest, dims = "point", dims[:-1]
@@ -290,14 +290,18 @@ class Emitter:
         self.yields(block, slots, direct)
 
     def yields(self, block: Block, slots: Sequence[Slot], direct: Mapping[Value, Slot]) -> None:
-        """Assign the next values of the slots, at once where one could overwrite another."""
+        """Assign the next values of the slots."""
         pending = []
         for slot, value in zip(slots, block.yields, strict=True):
             if direct.get(value) is slot:
                 continue
             target, text = self.text[slot.inside], self.like(value, slot.inside.axes)
-            if target != text:
-                pending.append((target, text))
+            pending.append((target, text))
+        self.assign(pending)
+
+    def assign(self, values: Iterable[tuple[str, str]]) -> None:
+        """Assign (variable, text), at once where one could overwrite what another reads."""
+        pending = [(target, text) for target, text in values if target != text]
         targets = {t for t, _ in pending}
         hazard = any(
             set(re.findall(r"\w+", text)) & (targets - {target}) for target, text in pending
