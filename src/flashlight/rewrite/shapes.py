@@ -33,7 +33,7 @@ def shared_out(f: Footprint, length: int, device: Device) -> list[tuple[int, int
     if f.per_pair:
         shapes = [(2, 128, 2), (2, 64, 2)]
     elif f.dots > 1:
-        shapes = [(2, 64, 2)]
+        shapes = [(2, 64, 2)] if f.accumulated <= 160 else [(2, 32, 4)]
     elif wide:
         shapes = [(2, 128, 2), (2, 64, 2)]
     else:
