@@ -106,6 +106,8 @@ def captured(text: str) -> Verdict:
             verdict.failure = difference(module.fn, args, got, traced)
             if verdict.failure:
                 break
+    if "compile-error" in verdict.refusals:
+        verdict.failure = verdict.failure or "compile-error: the C++ compiler's"
     return verdict
 
 

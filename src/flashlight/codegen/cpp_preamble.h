@@ -250,26 +250,26 @@ template <> struct IntOf<vf32> { typedef vi32 type; };
 FL_INLINE f32 clamp(f32 x, f32 lo, f32 hi) { x = x < lo ? lo : x; return x > hi ? hi : x; }
 FL_INLINE vf32 clamp(vf32 x, f32 lo, f32 hi) { x = x < lo ? spread(lo) : x; return x > hi ? spread(hi) : x; }
 constexpr f32 MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number, which is then in the low bits
-template <class F> FL_INLINE F power_of_two(F t) {  // 2^n from n + MAGIC; 0 for n = -127
+template <class F> FL_INLINE F half_power_of_two(F t) {  // 2^(n - 1) from n + MAGIC; 0 for n = -126
   typedef typename IntOf<F>::type I;
-  return bits<F>((bits<I>(t) << 23) + 0x3f800000);
+  return bits<F>((bits<I>(t) << 23) + 0x3f000000);
 }
-template <class F> FL_INLINE F exp2_part(F r) {  // 2^r for |r| <= 1/2
-  F p = r * 0.00015353337f + 0.0013398875f;
-  p = p * r + 0.009618438f;
-  p = p * r + 0.055503324f;
-  p = p * r + 0.24022648f;
-  p = p * r + 0.69314718f;
-  return p * r + 1.0f;
+template <class F> FL_INLINE F exp2_twice(F r) {  // 2 * 2^r for |r| <= 1/2
+  F p = r * 0.00030706674f + 0.002679775f;
+  p = p * r + 0.019236876f;
+  p = p * r + 0.111006648f;
+  p = p * r + 0.48045296f;
+  p = p * r + 1.38629436f;
+  return p * r + 2.0f;
 }
-// To 1.5 units in the last place; results below 2^-126 are 0 or have fewer bits.
+// To 1.5 units in the last place, up to the largest float; results below 2^-125.5 are 0.
 template <class F> FL_INLINE F exp2_f32(F x) {
-  F c = clamp(x, -127.0f, 128.0f);
+  F c = clamp(x, -126.0f, 128.0f);
   F t = c + MAGIC;
-  return exp2_part(c - (t - MAGIC)) * power_of_two(t);
+  return exp2_twice(c - (t - MAGIC)) * half_power_of_two(t);
 }
 template <class F> FL_INLINE F exp_f32(F x) {
-  F c = clamp(x, -88.02969f, 88.72284f);  // -127 log 2, and just above 128 log 2
+  F c = clamp(x, -87.336548f, 88.72284f);  // -126 log 2, and just above 128 log 2
   F t = c * 1.44269504f + MAGIC;
   F n = t - MAGIC;
   F r = (c - n * 0.693359375f) - n * -2.12194440e-4f;
@@ -277,7 +277,8 @@ template <class F> FL_INLINE F exp_f32(F x) {
   p = p * r + 0.04166839f;
   p = p * r + 0.16666521f;
   p = p * r + 0.49999994f;
-  return (p * (r * r) + r + 1.0f) * power_of_two(t);
+  p = p * (r * r) + r + 1.0f;
+  return (p + p) * half_power_of_two(t);
 }
 FL_INLINE f32 m_exp(f32 x) { return exp_f32(x); }
 FL_INLINE vf32 m_exp(vf32 x) { return exp_f32(x); }
@@ -351,7 +352,7 @@ FL_INLINE vf32 m_tanh(vf32 x) {
   vf32 c = a * 2.88539008f;  // e^2a as a power of two; what the factor's rounding does to it is small against 1
   c = c > 128.0f ? spread(128.0f) : c;
   vf32 t = c + MAGIC;
-  vf32 e = exp2_part(c - (t - MAGIC)) * power_of_two(t);
+  vf32 e = exp2_twice(c - (t - MAGIC)) * half_power_of_two(t);
   vf32 far = 1.0f - 2.0f / (e + 1.0f);
   far = (vf32)((vi32)far | ((vi32)x & (i32)0x80000000));
   return a < 0.625f ? near : far;

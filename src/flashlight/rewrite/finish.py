@@ -233,6 +233,23 @@ def _cancelled(
     return d
 
 
+def with_roots(value: Expr, finishes: Mapping[str, Finish]) -> Expr:
+    """sqrt(A * c * c) -> sqrt(A) * c for corrections c, whose squares may be infinite: eager adds squares up in float64."""
+    made = {c.factor for f in finishes.values() for c in f.corrections if not c.is_exact}
+
+    def rule(node: Expr) -> Expr | None:
+        if not isinstance(node, Unary) or node.op != "sqrt":
+            return None
+        p = product_of(node.x)
+        twice = next((f for f, n in Counter(p.num).items() if n == 2 and f in made), None)
+        if twice is None or p.negative:
+            return None
+        left = Product(False, tuple(f for f in p.num if f is not twice), p.den)
+        return mul(Unary("sqrt", build(left, node)), twice)
+
+    return rewrite(value, rule) if made else value
+
+
 def cancel_corrections(value: Expr, finishes: Mapping[str, Finish]) -> Expr:
     """Late divisions: in arithmetic on values, (A * c) / (l * c) -> A / l under the same condition."""
 

@@ -21,7 +21,7 @@ from flashlight.rewrite.bits import (
 )
 from flashlight.rewrite.carries import Carries
 from flashlight.rewrite.factor import factor
-from flashlight.rewrite.finish import Finish, cancel_corrections
+from flashlight.rewrite.finish import Finish, cancel_corrections, with_roots
 from flashlight.rewrite.monotone import hoist
 from flashlight.rewrite.signs import is_nonneg
 from flashlight.rewrite.split import Split
@@ -175,7 +175,7 @@ class LoopBuilder:
             dims, value = self.values[load.buffer.name]
             return substitute(value, dict(zip(dims, load.index, strict=True)))
 
-        return replace_loads(body, rule)
+        return with_roots(replace_loads(body, rule), self.finishes)
 
     def _accumulated(self, nest: Nest, body: Expr, rounding: Rounding, number: int) -> Expr | None:
         """The nest's value if pass `number` can accumulate it."""
