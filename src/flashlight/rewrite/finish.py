@@ -234,7 +234,7 @@ def _cancelled(
 
 
 def with_roots(value: Expr, finishes: Mapping[str, Finish]) -> Expr:
-    """sqrt(A * c * c) -> sqrt(A) * c for corrections c, whose squares may be infinite: eager adds squares up in float64."""
+    """sqrt(A * c * c) -> sqrt(A) * c for corrections c, whose squares may be infinite where the root is not."""
     made = {c.factor for f in finishes.values() for c in f.corrections if not c.is_exact}
 
     def rule(node: Expr) -> Expr | None:
