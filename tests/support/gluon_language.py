@@ -47,14 +47,15 @@ _plain = real._core._unwrap_if_constexpr
 
 def rounded(data: np.ndarray, dtype: Any) -> np.ndarray:
     """Data as a type holds it."""
-    kind = NUMPY[dtype.name]
-    if dtype == real.float16:
+    name = dtype.name
+    kind = NUMPY[name]
+    if name == "fp16":
         return data.astype(np.float16).astype(kind)
-    if dtype == real.bfloat16:
+    if name == "bf16":
         wide = np.ascontiguousarray(data, np.float32)
         return torch.from_numpy(wide).bfloat16().float().numpy().reshape(np.shape(data))
-    if dtype == real.int1 and data.dtype != np.bool_:
-        return data != 0
+    if name == "int1":
+        return np.asarray(data != 0)
     return np.asarray(data).astype(kind, copy=False)
 
 
@@ -86,6 +87,14 @@ class Split:
     """The layout of rows whose columns were divided, and perhaps reduced in part."""
 
     parent: Any
+
+
+@cache
+def promoted(a: Any, a_is_literal: bool, b: Any, b_is_literal: bool, divides: bool) -> Any:
+    """The type in which two are computed."""
+    if a.name == b.name and not divides:
+        return a
+    return _types.computation_type_impl(a, a_is_literal, b, b_is_literal, divides)
 
 
 class Tensor:
@@ -139,9 +148,7 @@ class Tensor:
             return other + self
         a, b = (tensor(other), self) if flipped else (self, tensor(other))
         literal = not isinstance(other, Tensor)
-        dtype = _types.computation_type_impl(
-            a.dtype, literal and flipped, b.dtype, literal and not flipped, divides
-        )
+        dtype = promoted(a.dtype, literal and flipped, b.dtype, literal and not flipped, divides)
         if op is np.true_divide and dtype.is_int():
             dtype = real.float32
         if op in (np.right_shift, np.left_shift) and dtype != self.dtype:
@@ -419,7 +426,7 @@ def where(condition: Any, a: Any, b: Any) -> Tensor:
     if c.dtype != real.int1:
         c = c.to(real.int1)
     literal = [not isinstance(v, Tensor) for v in (a, b)]
-    dtype = _types.computation_type_impl(x.dtype, literal[0], y.dtype, literal[1], False)
+    dtype = promoted(x.dtype, literal[0], y.dtype, literal[1], False)
     layout = common(c, x, y)
     data = np.where(c.data, rounded(x.data, dtype), rounded(y.data, dtype))
     return Tensor(data.astype(NUMPY[dtype.name], copy=False), dtype, layout)
