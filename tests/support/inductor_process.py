@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ def generated_code(name: str, *options: str) -> str:
     Args:
         name: of the variant.
         options: "dynamic": its sizes may change. "twice": its result is the query of another call. "written": and
-            its last argument is written to in between. "turned": another call has a permuted view of the keys.
+            its last argument is written to in between. "turned": another call has a permuted view of the keys. "roles": kernels in
+            which warps have roles come first.
     """
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     done = subprocess.run(
@@ -46,7 +48,8 @@ def main(name: str, options: Sequence[str]) -> None:
 
     from flashlight.capture import capture, lowering
     from flashlight.pipeline import optimize
-    from flashlight.programs.variants import VARIANTS
+    from flashlight.programs.variants import VARIANTS, Shape
+    from flashlight.rewrite.schedule import HOPPER
     from flashlight.runtime import gpu, op
 
     class Driver:
@@ -63,6 +66,14 @@ def main(name: str, options: Sequence[str]) -> None:
         payload = op.payload_of(token)
         return gpu.build(optimize(payload.program), device, payload.options, payload.hints)
 
+    if "roles" in options:
+        usual = gpu.schedules_for
+        gpu.device_model = lambda device: replace(HOPPER, roles=True)
+        gpu.schedules_for = lambda *a: sorted(usual(*a), key=lambda s: -s.consumers)
+        # Inputs on a CPU count as not aligned.
+        lowering._Expansion.describable = lambda self, name, shapes: (
+            len(self.layout(name, shapes)[0]) - 1
+        )
     triton.runtime.driver.set_active(Driver())
     op.executable = capture.executable = executable
     lowering.DEVICES = ("cpu",)
@@ -77,7 +88,8 @@ def main(name: str, options: Sequence[str]) -> None:
 
     PyCodeCache.write = keep
     variant = VARIANTS[name]
-    args = variant.make(variant.tiny, torch.bfloat16, "cpu", 0)
+    shape = Shape(1, 2, 2, 1024, 64) if "roles" in options else variant.tiny
+    args = variant.make(shape, torch.bfloat16, "cpu", 0)
 
     def program(q: torch.Tensor, *others: torch.Tensor) -> Any:
         once = variant.fn(q, *others)

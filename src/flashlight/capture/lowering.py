@@ -1,8 +1,9 @@
 """The op as ordinary user Triton kernels in Inductor's generated code, so that nothing of ours is called at run time.
 
 `register` gives `flashlight::fused` a lowering. On CUDA it replaces the call by one user-defined Triton kernel for each loop, with
-buffers that Inductor allocates: it plans their memory, records CUDA graphs and packages the kernels with AOTInductor. What this
-needs of Inductor is private, so anything unexpected leaves the op call, which launches the same kernels itself.
+buffers that Inductor allocates: it plans their memory, records CUDA graphs and packages the kernels with AOTInductor. A kernel in
+which warps have roles is no such kernel: its loop alone becomes a call of ours. What this needs of Inductor is private, so anything
+unexpected leaves the op call, which launches the same kernels itself.
 """
 
 from __future__ import annotations
@@ -94,19 +95,25 @@ def expand(ins: Sequence[Any], syms: Sequence[Any], token: str) -> list[Any] | N
     built = op.executable(token, device)
     if isinstance(built, Refusal) or not isinstance(built, GpuExecutable):
         return None
-    return _Expansion(built, ins, syms, device).outputs()
+    return _Expansion(built, ins, syms, token, device).outputs()
 
 
 class _Expansion:
     """One region becoming kernels."""
 
     def __init__(
-        self, built: GpuExecutable, ins: Sequence[Any], syms: Sequence[Any], device: torch.device
+        self,
+        built: GpuExecutable,
+        ins: Sequence[Any],
+        syms: Sequence[Any],
+        token: str,
+        device: torch.device,
     ) -> None:
         from torch._inductor import ir
 
         self.program: Program = built.program
         self.steps = built.steps
+        self.token = token
         self.device = device
         self.sizes = {s.name: v for s, v in zip(self.program.sizes, syms, strict=True)}
         realized = [ir.ExternKernel.realize_input(x) for x in ins]
@@ -118,37 +125,50 @@ class _Expansion:
         for x in self.tensors.values():
             x.freeze_layout()
 
-    def outputs(self) -> list[Any] | None:
-        """All plans first, so that nothing is recorded if one of them fails; None where Inductor cannot launch one of them."""
+    def outputs(self) -> list[Any]:
+        """All plans first, so that nothing is recorded if one of them fails."""
         shapes = {
             give.name: [extent(e, self.sizes) for e in give.buffer.shape]
             for step in self.steps
             for give in step.loop.gives
         }
-        plans = self.plans(shapes)
-        if any(plan.schedule.consumers for plan in plans):
-            return None
-        for step, plan in zip(self.steps, plans, strict=True):
-            self.give(step, plan, shapes)
+        for number, plan in enumerate(self.plans(shapes)):
+            self.give(number, plan, shapes)
         return [self.tensors[name] for name in self.program.outputs]
 
-    def give(self, step: Step, plan: Plan, shapes: Mapping[str, Sequence[Any]]) -> None:
+    def give(self, number: int, plan: Plan, shapes: Mapping[str, Sequence[Any]]) -> None:
         """The results of a loop, by a kernel; or those that another region of the graph has from the same loop on the same
         tensors: what a mask of data leaves of the keys is found once for all layers.
         """
         from torch._inductor.virtualized import V
 
         given = _given_in(V.graph)
+        step = self.steps[number]
         names = [g.name for g in step.loop.gives]
         reads = tuple(self.place(b.name) for b in plan.kernel.reads)
         key = (step.text, plan.source.text, reads, tuple(map(str, self.sizes.values())))
         if key in given and not given[key].is_written_since(reads):
             self.tensors.update(zip(names, given[key].tensors, strict=True))
             return
-        for g in step.loop.gives:
-            self.tensors[g.name] = self.empty(shapes[g.name], TORCH_TYPES[g.dtype])
-        self.record(plan)
+        if plan.schedule.consumers:
+            self.call(number)
+        else:
+            for g in step.loop.gives:
+                self.tensors[g.name] = self.empty(shapes[g.name], TORCH_TYPES[g.dtype])
+            self.record(plan)
         given[key] = _Given([self.tensors[name] for name in names], len(V.graph.operations))
+
+    def call(self, number: int) -> None:
+        """The results of a loop whose kernel Inductor cannot launch, by our op."""
+        from torch._inductor.lowering import fallback_handler
+
+        step = self.steps[number]
+        names = [g.name for g in step.loop.gives]
+        ins = [self.tensors[b.name] for b in step.kernel.reads]
+        overload = op.loop_one if len(names) == 1 else op.loop
+        run = fallback_handler(overload, add_to_fallback_set=False)
+        found = run(ins, list(self.sizes.values()), self.token, number)
+        self.tensors.update(zip(names, [found] if len(names) == 1 else found, strict=True))
 
     def place(self, name: str) -> tuple[str, str]:
         """Where in memory a tensor is: views of one buffer have its name, and a layout each."""

@@ -525,38 +525,60 @@ class GpuExecutable:
 
     def __call__(self, inputs: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
         tensors = dict(zip(self.names, inputs, strict=True))
-        device = inputs[0].device
-        key = key_of(inputs, sizes, f32_precision(self.steps[0].f32))
-        stages = self.stages.get(key)
-        if stages is None:
-            stages = self.first_call(tensors, sizes)
-            if len(self.stages) >= MOST_CALLS:
-                self.stages.clear()
-            if not _INTERPRETING:
-                self.stages[key] = stages
-        else:
-            for stage in stages:
-                for name, shape, dtype in stage.gives:
-                    tensors[name] = torch.empty(shape, dtype=dtype, device=device)
-                if stage.launch is not None:
-                    stage.launch(tensors)
+        self.run(self.steps, tensors, key_of(inputs, sizes, self.precision), sizes)
         return [tensors[name] for name in self.program.outputs]
 
-    def first_call(
-        self, tensors: dict[str, torch.Tensor], sizes: Sequence[int]
-    ) -> tuple[_Stage, ...]:
-        """Run the loops and add to `tensors` what they give; returns how to do so again."""
+    def run_loop(
+        self, number: int, inputs: Sequence[torch.Tensor], sizes: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """What one loop gives, from what its kernel reads."""
+        step = self.steps[number]
+        names = [b.name for b in step.kernel.reads]
+        tensors = dict(zip(names, inputs, strict=True))
+        self.run([step], tensors, key_of(inputs, sizes, (number, self.precision)), sizes)
+        return [tensors[g.name] for g in step.loop.gives]
+
+    @property
+    def precision(self) -> Precision:
+        return f32_precision(self.steps[0].f32)
+
+    def run(
+        self,
+        steps: Sequence[Step],
+        tensors: dict[str, torch.Tensor],
+        key: Key,
+        sizes: Sequence[int],
+    ) -> None:
+        """Run loops, and add to `tensors` what they give."""
+        device = next(iter(tensors.values())).device
+        for stage in self.stages.get(key, ()):
+            for name, shape, dtype in stage.gives:
+                tensors[name] = torch.empty(shape, dtype=dtype, device=device)
+            if stage.launch is not None:
+                stage.launch(tensors)
+        if key in self.stages:
+            return
         known = {s.name: int(n) for s, n in zip(self.program.sizes, sizes, strict=True)}
-        device = tensors[self.names[0]].device
-        stages = []
-        for step in self.steps:
-            for give in step.loop.gives:
-                tensors[give.name] = empty(give.buffer, known, device)
-            used = (*step.kernel.reads, *step.kernel.writes)
-            launch = step.launch({b.name: tensors[b.name] for b in used}, known)
-            made = [(g.name, tensors[g.name]) for g in step.loop.gives]
-            stages.append(_Stage(tuple((n, t.shape, t.dtype) for n, t in made), launch))
-        return tuple(stages)
+        stages = tuple(self.first(step, tensors, known, device) for step in steps)
+        if len(self.stages) >= MOST_CALLS:
+            self.stages.clear()
+        if not _INTERPRETING:
+            self.stages[key] = stages
+
+    def first(
+        self,
+        step: Step,
+        tensors: dict[str, torch.Tensor],
+        sizes: Mapping[str, int],
+        device: torch.device,
+    ) -> _Stage:
+        """Run a loop as if it were the first time; returns how to do so again."""
+        for give in step.loop.gives:
+            tensors[give.name] = empty(give.buffer, sizes, device)
+        used = (*step.kernel.reads, *step.kernel.writes)
+        launch = step.launch({b.name: tensors[b.name] for b in used}, sizes)
+        made = [(g.name, tensors[g.name]) for g in step.loop.gives]
+        return _Stage(tuple((n, t.shape, t.dtype) for n, t in made), launch)
 
 
 # -- Facts about tensors.

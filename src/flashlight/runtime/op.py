@@ -20,7 +20,7 @@ import torch
 
 from flashlight import trace
 from flashlight.errors import CompileError, Refusal
-from flashlight.ir.exprs import Binary, Const, Expr, Size
+from flashlight.ir.exprs import Binary, Buffer, Const, Expr, Size
 from flashlight.ir.nests import Program
 from flashlight.ir.text import parse_program
 from flashlight.options import Options
@@ -113,6 +113,19 @@ def run(ins: Sequence[torch.Tensor], syms: Sequence[int] | None, token: str) -> 
     return _without_kernels(found, ins, syms, token)
 
 
+def run_loop(
+    ins: Sequence[torch.Tensor], syms: Sequence[int] | None, token: str, number: int
+) -> list[torch.Tensor]:
+    """Run one loop of a region on what its kernel reads, in that order; see `capture.lowering`."""
+    from flashlight.runtime.gpu import GpuExecutable
+
+    found = executable(token, ins[0].device)
+    if not isinstance(found, GpuExecutable):
+        msg = f"A loop that was compiled for a GPU cannot be built here: {found}"
+        raise CompileError(msg)
+    return found.run_loop(number, ins, syms or ())
+
+
 def _without_kernels(
     refusal: Refusal, ins: Sequence[torch.Tensor], syms: Sequence[int], token: str
 ) -> list[torch.Tensor]:
@@ -125,14 +138,17 @@ def _without_kernels(
 
 def outputs_like(program: Program, like: torch.Tensor, syms: Sequence[Any]) -> list[torch.Tensor]:
     """Empty tensors of the shapes and types of a program's outputs."""
-    sizes = {size.name: value for size, value in zip(program.sizes, syms, strict=True)}
     results = program.results()
+    return _empty([results[name] for name in program.outputs], program, like, syms)
+
+
+def _empty(
+    buffers: Sequence[Buffer], program: Program, like: torch.Tensor, syms: Sequence[Any]
+) -> list[torch.Tensor]:
+    sizes = {size.name: value for size, value in zip(program.sizes, syms, strict=True)}
     return [
-        like.new_empty(
-            [extent(e, sizes) for e in results[name].shape],
-            dtype=TORCH_TYPES[results[name].dtype],
-        )
-        for name in program.outputs
+        like.new_empty([extent(e, sizes) for e in b.shape], dtype=TORCH_TYPES[b.dtype])
+        for b in buffers
     ]
 
 
@@ -194,5 +210,45 @@ def _fake_one(ins: Sequence[torch.Tensor], syms: Sequence[Any], token: str) -> t
     return only
 
 
+_library.define("loop(Tensor[] ins, SymInt[] syms, str token, int number) -> Tensor[]", tags=_TAGS)
+_library.define(
+    "loop.one(Tensor[] ins, SymInt[] syms, str token, int number) -> Tensor", tags=_TAGS
+)
+_library.impl("loop", run_loop, "CompositeExplicitAutograd")
+
+
+def _run_one_loop(
+    ins: Sequence[torch.Tensor], syms: Sequence[int] | None, token: str, number: int
+) -> torch.Tensor:
+    (only,) = run_loop(ins, syms, token, number)
+    return only
+
+
+_library.impl("loop.one", _run_one_loop, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("flashlight::loop", lib=_library)  # type: ignore[untyped-decorator]
+def _fake_loop(
+    ins: Sequence[torch.Tensor], syms: Sequence[Any], token: str, number: int
+) -> list[torch.Tensor]:
+    built = executable(token, ins[0].device)
+    if isinstance(built, Refusal):
+        raise CompileError(str(built))
+    return _empty(
+        [g.buffer for g in built.program.loops[number].gives], built.program, ins[0], syms
+    )
+
+
+@torch.library.register_fake("flashlight::loop.one", lib=_library)  # type: ignore[untyped-decorator]
+def _fake_one_loop(
+    ins: Sequence[torch.Tensor], syms: Sequence[Any], token: str, number: int
+) -> torch.Tensor:
+    only: torch.Tensor
+    (only,) = _fake_loop(ins, syms, token, number)
+    return only
+
+
 fused = torch.ops.flashlight.fused.default
 fused_one = torch.ops.flashlight.fused.one
+loop = torch.ops.flashlight.loop.default
+loop_one = torch.ops.flashlight.loop.one
