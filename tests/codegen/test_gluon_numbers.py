@@ -126,6 +126,13 @@ CASES = {
         ),
         {"S": 150, "T": 100},
     ),
+    "names_of_its_own": Case(
+        re.sub(r"\bQ\b", "first", re.sub(r"\bK\b", "tiles'", of(DOT)))
+        .replace("V", "gl")
+        .replace("S", "stage")
+        .replace("T", "for'"),
+        {"stage": 150, "for'": 100},
+    ),
     "large_scores": Case(of(DOT), {"S": 150, "T": 150}, scale=30.0),
 }
 

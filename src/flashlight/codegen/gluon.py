@@ -17,7 +17,7 @@ from flashlight.codegen.gluon_consumer import Consumer
 from flashlight.codegen.gluon_ops import GLUON_HELPERS, spelled, turns
 from flashlight.codegen.gluon_producer import Producer
 from flashlight.codegen.gluon_shared import Copied, Shared
-from flashlight.codegen.spelling import wrapped
+from flashlight.codegen.spelling import fresh_name, wrapped
 from flashlight.codegen.triton import Choices, Parameter, Source
 from flashlight.codegen.triton_ops import HELPERS
 
@@ -66,10 +66,9 @@ class _Module:
     def source(self, header: Sequence[str]) -> Source:
         m, k = self.shared, self.shared.kernel
         for buffer in (*k.reads, *k.writes):
-            m.buffers[buffer.name] = buffer.name
-            m.parameters[Parameter(buffer.name, "pointer", buffer.name)] = None
+            m.parameters[Parameter(m.buffers[buffer.name], "pointer", buffer.name)] = None
         for size in k.sizes:
-            m.parameters[Parameter(size.name, "size", size.name)] = None
+            m.parameters[Parameter(fresh_name(size.name, m.taken), "size", size.name)] = None
         m.tile(m.roles.cols)
         produce = Producer(m).function()
         consume = Consumer(m).function()

@@ -37,18 +37,7 @@ class Part(Emitter):
         self.parameters = module.parameters
         self.helpers = module.helpers
         self.buffers = module.buffers
-        self.names |= {p.name for p in module.parameters} | set(module.names())
-        self.names |= {
-            "stage",
-            "phase",
-            "slot",
-            "slot_phase",
-            "tiles",
-            "queue",
-            "GROUP_ID",
-            "gl",
-            "i",
-        }
+        self.names |= {p.name for p in module.parameters} | module.taken
         self.inlined = inlinable(self.kernel.body)
 
     def function(self) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from flashlight.codegen.blocks import Axis, Fetch, Kernel, Span
 from flashlight.codegen.roles import Roles, copied_axes, divide
+from flashlight.codegen.spelling import fresh_name
 from flashlight.codegen.triton import Choices, Parameter
 from flashlight.errors import CompileError
 from flashlight.ir.dtypes import DType
@@ -13,6 +14,16 @@ from flashlight.rewrite.shapes import CONSUMER_ROWS
 
 SHARED = 227 * 1024
 """Bytes of shared memory of a program instance."""
+
+
+_BARS = ("rows_full", "rows_free", "scores_full", "scores_free", "sums_full", "sums_free")
+_OWN = (
+    *("drawn", *_BARS, "queue", "tiles", "GROUP_ID", "GROUP", "WARP", "ROWS", "COLS", "BARRIER"),
+    *("stage", "phase", "sums_stage", "sums_phase", "slot", "slot_phase", "tile", "i", "group"),
+    *("pid", "rest", "first", "members", "within", "point", "turn", "following"),
+    *("produce", "consume", "fence_async_shared", "warpgroup_mma", "warpgroup_mma_wait"),
+)
+"""Names that a module has whatever its kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +66,14 @@ class Shared:
         if self.roles.rows.block != consumers * CONSUMER_ROWS:
             raise CompileError("A row tile must be that of all consumers.")
         self.parameters: dict[Parameter, None] = {}
+        self.taken = set(_OWN)
         self.buffers: dict[str, str] = {}
+        for b in (*kernel.reads, *kernel.writes):
+            self.buffers[b.name] = fresh_name(b.name, self.taken)
         self.helpers: set[str] = set()
         self.layouts: dict[int, str] = {}
         self.lines: dict[str, str] = {}
         self.takes_turns = consumers > 2
-        self.rings: list[str] = []
         first = self.roles.steps[0]
         self.resident = [self.copied(f, "rows") for f in self.roles.resident]
         self.early = [self.copied(f, "ring") for f in first.early]
@@ -81,15 +94,13 @@ class Shared:
         tile = tuple(zip(order, block, strict=True))
         parameter = next((p for p in self.parameters if p.of == name and p.tile == tile), None)
         if parameter is None:
-            count = sum(p.of == name for p in self.parameters)
-            parameter = Parameter(f"{name}_tiles{count or ''}", "descriptor", name, tile=tile)
+            described = fresh_name(f"{self.buffers[name]}_tiles", self.taken)
+            parameter = Parameter(described, "descriptor", name, tile=tile)
             self.parameters[parameter] = None
-        ring = f"{parameter.name}_{kind}"
-        count = sum(known.startswith(ring) for known in self.rings)
-        self.rings.append(ring + (f"_{count + 1}" if count else ""))
+        ring = fresh_name(f"{parameter.name}_{kind}", self.taken)
         axes = tuple(a for a in spans if a is not None)
         return Copied(
-            parameter.name, self.rings[-1], order, block, axes,
+            parameter.name, ring, order, block, axes,
             self.roles.rows in axes, op.buffer.dtype,
         )  # fmt: skip
 
@@ -111,5 +122,4 @@ class Shared:
     def names(self) -> list[str]:
         """What the functions are handed before the parameters."""
         rings = [c.ring for c in (*self.resident, *self.early, *self.late)]
-        bars = ["rows_full", "rows_free", "scores_full", "scores_free", "sums_full", "sums_free"]
-        return [*rings, "drawn", *bars]
+        return [*rings, "drawn", *_BARS]

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+import builtins
+import keyword
 import re
 from collections.abc import Iterator, Sequence
 
 from flashlight.codegen.blocks import Axis, Gather, Kernel, Point, Span, Subscript, Value
+
+_MODULES = ("tl", "triton", "libdevice", "gl", "gluon", "mbarrier", "tma")
+
+
+def fresh_name(hint: str, names: set[str]) -> str:
+    """A variable's name like a hint that is none of some names; it becomes one of them."""
+    name = re.sub(r"\W", "_", hint)
+    if not name or name[0].isdigit():
+        name = f"v{name}"
+    if keyword.iskeyword(name) or name in _MODULES or hasattr(builtins, name):
+        name = f"{name}_"
+    base, n = name, 1
+    while name in names:
+        name = f"{base}_{n}"
+        n += 1
+    names.add(name)
+    return name
 
 
 def hint_of(value: Value) -> str:

@@ -6,8 +6,6 @@ line up. What the source needs at launch is listed in `Source.parameters`: point
 
 from __future__ import annotations
 
-import builtins
-import keyword
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +36,15 @@ from flashlight.codegen.blocks import (
     walk,
 )
 from flashlight.codegen.inlining import direct_yields, inlinable
-from flashlight.codegen.spelling import atom, axes_of, hint_of, lined_up, stripped, wrapped
+from flashlight.codegen.spelling import (
+    atom,
+    axes_of,
+    fresh_name,
+    hint_of,
+    lined_up,
+    stripped,
+    wrapped,
+)
 from flashlight.codegen.triton_ops import (
     HELPERS,
     TYPES,
@@ -101,7 +107,6 @@ def emit(kernel: Kernel, choices: Choices, header: Sequence[str] = ()) -> Source
     return Emitter(kernel, choices).source(header)
 
 
-_TAKEN = ("tl", "triton", "libdevice")
 _OF_GRID = ("pid", "rest", "first", "members", "within", "point")
 _MOST_DIMS = 5  # of a tile descriptor
 
@@ -196,17 +201,7 @@ class Emitter:
     # -- Names and parameters.
 
     def fresh(self, hint: str) -> str:
-        name = re.sub(r"\W", "_", hint)
-        if not name or name[0].isdigit():
-            name = f"v{name}"
-        if keyword.iskeyword(name) or name in _TAKEN or hasattr(builtins, name):
-            name = f"{name}_"
-        base, n = name, 1
-        while name in self.names:
-            name = f"{base}_{n}"
-            n += 1
-        self.names.add(name)
-        return name
+        return fresh_name(hint, self.names)
 
     def line(self, text: str) -> None:
         self.lines.append("    " * self.depth + text)
