@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import pytest
 
 from flashlight.ir.text import parse_program
@@ -126,6 +127,16 @@ def test_tiles_of_f32_are_relative_to_one_reference() -> None:
         weights = [x for x in code.splitlines() if "tl.exp2" in x and "[:, None]" in x]
         assert len(weights) == 2
         assert all(re.search(r" - \w+\[:, None\]\) \* 1\.44", x) for x in weights)
+
+
+@pytest.mark.parametrize("scale", [1.5, 2.1213203798644944, 3.0, 4.949747562408447, 7.0])
+def test_a_reference_before_any_key_is_finite(scale: float) -> None:
+    """Clamped before it is scaled: -inf less -inf was NaN in tiles without a key for some rows."""
+    score = f"where(q + 2 <= k, {DOT} * {8 * scale}, -inf)"  # a dot is times 1 / 8
+    text = source(attention(score, sizes=FULL, dtype="f32"))
+    found = set(re.findall(r"tl\.maximum\(\w+, -([\d.e+]+)\), [\d.e+]+\) \* ([\d.]+)", text))
+    ((most, times),) = found
+    assert np.isfinite(np.float32(float(most)) * np.float32(float(times)))
 
 
 @pytest.mark.parametrize(

@@ -286,7 +286,8 @@ class TileStep:
         """
         if self.schedule.exact:  # C++'s exp2 takes no such exponents
             return {}
-        most = largest(DType.F32).value if self.ex.scaled.wide else 1e37
+        # Multiplied by a scale again, the largest must not round up.
+        most, below = (largest(DType.F32).value, 1 - 2.0**-22) if self.ex.scaled.wide else (1e37, 1)
         found: dict[str, float] = {}
         for c in p.carries:
             if c.monoid is not MAX or c.dtype is not DType.F32:
@@ -298,9 +299,10 @@ class TileStep:
                 and moved
                 and all(_positive_scale(w) is not None for d in readers for w in d.weight)
             ):
-                found[c.name] = most / max(
+                scale = max(
                     1.0, *(s for d in readers for w in d.weight if (s := _positive_scale(w)))
                 )
+                found[c.name] = most if scale == 1.0 else most / scale * below
         return found
 
     def _accumulated(self, c: Carry, moved: Value, ctx: Context) -> Value:
