@@ -61,8 +61,9 @@ Float32 = Literal["split", "ieee"]
 SHARED = 4
 """Score matrices that one dense mask serves from which it pays to read it first."""
 
-CALLED = 0.06
-"""Milliseconds that the host takes to call a region that Inductor's own code cannot launch."""
+CALLED = 0.12
+"""Milliseconds below which a kernel that Inductor's own code cannot launch runs shorter than its call takes: seen where one of .088
+took .102 to .119 in a benchmark, and up to .166 beside a busy host."""
 
 MOST_CALLS = 64
 """Shapes and strides of calls for which a program remembers what to launch."""
