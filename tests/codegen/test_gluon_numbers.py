@@ -33,6 +33,7 @@ def of(score: str, *inputs: str, sizes: tuple[str | int, ...] = HEADS, **options
 CASES = {
     "vanilla": Case(of(DOT), {"S": 300, "T": 150}),
     "vanilla_3": Case(of(DOT), {"S": 400, "T": 150}, 3),
+    "vanilla_1": Case(of(DOT), {"S": 100, "T": 150}, 1),
     "one_instance": Case(of(DOT), {"S": 300, "T": 150}, instances=1),
     "three_stages": Case(of(DOT), {"S": 260, "T": 150}, stages=3),
     "one_stage": Case(of(DOT), {"S": 260, "T": 90}, stages=1),

@@ -583,10 +583,9 @@ class Language:
 
         def compute() -> np.ndarray:
             first = a.view if isinstance(a, Shared) else a.data
-            with np.errstate(all="ignore"):
-                value = first @ b.view
-                if use_acc:
-                    value = value + (acc.result() if isinstance(acc, Running) else acc).data
+            value = first @ b.view
+            if use_acc:
+                value = value + (acc.result() if isinstance(acc, Running) else acc).data
             return value
 
         operands = tuple(dict.fromkeys(x.place for x in (a, b) if isinstance(x, Shared)))

@@ -219,11 +219,12 @@ class Machine:
 
     def _body(self, role: Role) -> None:
         role.go.acquire()
+        if self.error is not None:
+            return
         try:
-            if self.error is None:
-                with np.errstate(all="ignore"):
-                    role.run()
-                self.check_role(role)
+            with np.errstate(all="ignore"):
+                role.run()
+            self.check_role(role)
             role.done = True
             if any(not r.done for r in self.roles):
                 self.me = self.draw()

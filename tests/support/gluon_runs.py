@@ -1,4 +1,8 @@
-"""Runs generated Gluon kernels on the simulated machine and compares them with the interpreter of programs."""
+"""Runs generated Gluon kernels on the simulated machine and compares them with the interpreter of programs.
+
+What this cannot show: how fast functions round, registers that are too few, what Triton's compiler refuses (types that change in
+a loop, say) or reorders, and traffic of other kernels. `tests.support.cubin` compiles kernels, tests/gpu runs them.
+"""
 
 from __future__ import annotations
 
