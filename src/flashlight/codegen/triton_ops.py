@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flashlight.codegen.blocks import Compute
+from flashlight.codegen.spelling import stripped
 from flashlight.errors import CompileError
 from flashlight.ir.dtypes import DType
 from flashlight.ir.monoids import ALL, ANY, ARGMAX, ARGMIN, MAX, MIN, PROD, SUM, Monoid
@@ -226,16 +227,16 @@ def compute_text(
     if name == "within":  # as unsigned numbers, negative ones are the largest
         return f"{args[0]}.to(tl.uint32) <= {args[1]}", set()
     if name in _DIRECT:
-        return f"{_DIRECT[name]}({', '.join(map(_bare, args))})", set()
+        return f"{_DIRECT[name]}({', '.join(map(stripped, args))})", set()
     if name == "tanh" and op.fast and target == "cuda" and dtype is DType.F32:
-        return f"_fast_tanh({_bare(args[0])})", {"_fast_tanh"}
+        return f"_fast_tanh({stripped(args[0])})", {"_fast_tanh"}
     if name in _LIBDEVICE:
         if target != "interpret":
-            return f"libdevice.{_LIBDEVICE[name]}({_bare(args[0])})", set()
+            return f"libdevice.{_LIBDEVICE[name]}({stripped(args[0])})", set()
         if name in _INTERPRETED:
             return _INTERPRETED[name].format(args[0]), set()
     if name in _TEMPLATES:
-        bare = [_bare(a) for a in args] if "(" in _TEMPLATES[name] else args
+        bare = [stripped(a) for a in args] if "(" in _TEMPLATES[name] else args
         return _TEMPLATES[name].format(*bare), set()
     if dtype.is_float:
         return _float_text(name, args, dtype, dtypes[0], target), set()
@@ -269,17 +270,19 @@ def _float_text(name: str, args: Sequence[str], dtype: DType, source: DType, tar
         case "sign":
             return f"tl.where({args[0]} != {args[0]}, {args[0]}, {_sign(args[0], dtype)})"
         case "max" | "min":
-            return f"{_EXTREMA[name]}({_bare(args[0])}, {_bare(args[1])}, propagate_nan={NAN})"
+            return (
+                f"{_EXTREMA[name]}({stripped(args[0])}, {stripped(args[1])}, propagate_nan={NAN})"
+            )
         case "maxnum" | "minnum":
-            return f"{_EXTREMA[name]}({_bare(args[0])}, {_bare(args[1])})"
+            return f"{_EXTREMA[name]}({stripped(args[0])}, {stripped(args[1])})"
         case "floordiv":
             return f"tl.floor({args[0]} / {args[1]})"
         case "mod":
             return f"{args[0]} - tl.floor({args[0]} / {args[1]}) * {args[1]}"
         case "pow" if target != "interpret":
-            return f"libdevice.pow({_bare(args[0])}, {_bare(args[1])})"
+            return f"libdevice.pow({stripped(args[0])}, {stripped(args[1])})"
         case "pow":
-            return f"tl.exp2({args[1]} * tl.log2({_bare(args[0])}))"
+            return f"tl.exp2({args[1]} * tl.log2({stripped(args[0])}))"
         case _:
             raise _unspelled(name, dtype)
 
@@ -292,9 +295,9 @@ def _integer_text(name: str, args: Sequence[str], dtype: DType) -> tuple[str, se
         case "sign":
             return _sign(args[0], dtype), set()
         case "max" | "min" | "maxnum" | "minnum":
-            return f"{_EXTREMA[name]}({_bare(args[0])}, {_bare(args[1])})", set()
+            return f"{_EXTREMA[name]}({stripped(args[0])}, {stripped(args[1])})", set()
         case "floordiv" | "mod":
-            return f"_{name}({_bare(args[0])}, {_bare(args[1])})", {f"_{name}"}
+            return f"_{name}({stripped(args[0])}, {stripped(args[1])})", {f"_{name}"}
         case _:
             raise _unspelled(name, dtype)
 
@@ -311,7 +314,7 @@ def fold_text(
     monoid: Monoid, x: str, dtype: DType, axis: int, nan: bool, rank: int
 ) -> tuple[str, set[str]]:
     """(expression, helpers) for a reduction along an axis."""
-    x = _bare(x)
+    x = stripped(x)
     propagate = nan and dtype.is_float
     if monoid is SUM:
         return f"tl.sum({x}, {axis})", set()
@@ -334,15 +337,3 @@ def fold_text(
         return f"{helper}({x}, {axis})", {helper}
     msg = f"'{monoid}' has no spelling in Triton."
     raise CompileError(msg)
-
-
-def _bare(text: str) -> str:
-    """An argument without redundant outer parentheses."""
-    if not (text.startswith("(") and text.endswith(")")):
-        return text
-    depth = 0
-    for i, c in enumerate(text):
-        depth += (c == "(") - (c == ")")
-        if depth == 0 and i < len(text) - 1:
-            return text
-    return text[1:-1]
