@@ -1,6 +1,7 @@
 """The long run: `python -m tests.fuzz --count 2000`; `--seed 17` prints one program as a file and judges it.
 
 `--triton` judges the kernels of a GPU instead, in Triton's interpreter (about two seconds a program); see `tests.fuzz.interpreted`.
+`--roles` judges those in which warps have roles, on a simulated machine; see `tests.fuzz.simulated`.
 `--file` judges programs that `--save` left.
 """
 
@@ -20,12 +21,12 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tests.fuzz.choices import Choices, random_choices, tile_choices
+from tests.fuzz.choices import Choices, random_choices, role_choices, tile_choices
 from tests.fuzz.judge import Verdict, compiled, guarded, kernels, quick
 from tests.fuzz.shrink import shrink
 from tests.fuzz.source import source, summary
 
-TRIALS = {"quick": 120, "kernels": 40, "compiled": 15, "triton": 50}
+TRIALS = {"quick": 120, "kernels": 40, "compiled": 15, "triton": 50, "roles": 50}
 JUDGES: dict[str, Callable[[str], Verdict]] = {
     "quick": quick,
     "kernels": kernels,
@@ -44,6 +45,7 @@ def main() -> int:
     p.add_argument("--kernels", type=float, default=0.1, help="share that also runs as C++")
     p.add_argument("--compiled", type=float, default=0.02, help="share that torch.compile runs too")
     p.add_argument("--triton", action="store_true", help="judge Triton kernels, and these alone")
+    p.add_argument("--roles", action="store_true", help="judge kernels with roles, and these alone")
     p.add_argument("--file", type=Path, nargs="+", default=[], help="some programs, by their files")
     p.add_argument("--no-shrink", action="store_true")
     p.add_argument("--save", type=Path, help="a folder for the files of failures")
@@ -53,7 +55,12 @@ def main() -> int:
     if a.triton:
         _interpret()
         a.kernels = a.compiled = 0
-    choices = tile_choices if a.triton else random_choices
+    if a.roles:
+        from tests.fuzz.simulated import roles
+
+        JUDGES["roles"] = roles
+        a.kernels = a.compiled = 0
+    choices = tile_choices if a.triton else role_choices if a.roles else random_choices
     if not a.file and not a.seed:
         return _many(choices, a)
     failed = [_one(path.read_text(), None, a) for path in a.file]
@@ -76,7 +83,8 @@ def _one(text: str, c: Choices | None, a: argparse.Namespace) -> bool:
     print(text)
     shares = {
         "triton": a.triton,
-        "quick": not a.triton,
+        "roles": a.roles,
+        "quick": not (a.triton or a.roles),
         "kernels": a.kernels,
         "compiled": a.compiled,
     }
@@ -105,7 +113,7 @@ def _many(choices: Callable[[int], Choices], a: argparse.Namespace) -> int:
                 break
             c = choices(seed)
             text = source(c)
-            name = "triton" if a.triton else "quick"
+            name = "triton" if a.triton else "roles" if a.roles else "quick"
             verdict = guarded(JUDGES[name], text)
             for other, share in (("kernels", a.kernels), ("compiled", a.compiled)):
                 if not verdict.failure and random.Random(f"{seed} {other}").random() < share:
@@ -124,7 +132,7 @@ def _many(choices: Callable[[int], Choices], a: argparse.Namespace) -> int:
             progress.update(bar, advance=1, description=f"{len(failures)} failed")
     by = f"{real['kernels']} also by C++ kernels, {real['compiled']} by torch.compile"
     console.print(
-        f"{done} programs ({'by Triton kernels' if a.triton else by}) "
+        f"{done} programs ({'by kernels of a GPU' if a.triton or a.roles else by}) "
         f"in {time.monotonic() - start:.0f} s: {len(failures)} failed, "
         f"{100 * fused / max(done, 1):.1f} % fused, {100 * taken / max(done, 1):.1f} % with a region."
     )

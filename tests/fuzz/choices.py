@@ -181,6 +181,14 @@ def tile_choices(seed: int) -> Choices:
     return replace(c, S=97, T=c.T and 131) if c.dynamic else c  # primes still
 
 
+def role_choices(seed: int) -> Choices:
+    """The program of a seed with more rows, of 16 bits and as descriptors can read them."""
+    c = tile_choices(seed)
+    rng = random.Random(f"{seed} roles")
+    c = replace(c, dtype=rng.choice(("bfloat16", "float16")), D=rng.choice((8, 16, 32)))
+    return legal(c if c.dynamic else replace(c, S=rng.choice((*LENGTHS, 200))))
+
+
 def legal(c: Choices) -> Choices:
     """The nearest choices that make a program and a fair test of one."""
     if c.layout == "packed":

@@ -6,9 +6,9 @@ a loop, say) or reorders, and traffic of other kernels. `tests.support.cubin` co
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 from unittest.mock import patch
 
@@ -16,14 +16,15 @@ import numpy as np
 import torch
 from triton.experimental.gluon import language as gl
 
-from flashlight.codegen.lower import lower
 from flashlight.codegen.triton import Parameter, Source
 from flashlight.ir.interpret import interpret
+from flashlight.ir.nests import Program
 from flashlight.ir.text import parse_program
 from flashlight.rewrite.schedule import HOPPER, Schedule, evaluate
 from flashlight.rewrite.shapes import CONSUMER_ROWS
 from flashlight.runtime import gpu
 from flashlight.runtime import launch as launching
+from flashlight.runtime.types import TORCH_TYPES
 from tests.support.gluon_language import Descriptor, Memory, Pointer, Tensor, launch
 from tests.support.triton_process import compared, draw
 
@@ -53,68 +54,43 @@ class Case:
     seed: int = 0
 
 
-class Prepared:
-    """A case's kernel, and its inputs and results."""
+class Kernel:
+    """A loop of a program under a schedule with roles, what it reads, and how many instances run beside each other at most.
 
-    def __init__(self, case: Case) -> None:
-        self.case = case
-        program = parse_program(case.program)
-        self.tensors, self.arrays = draw(program, case)
-        if case.across:
-            self.tensors = [across(t) for t in self.tensors]
-        self.whole = program
-        likely = {s.name: LONG for s in program.sizes}
-        with patch.object(gpu, "SHORTEST", 32 if case.ranges else 1 << 30):
-            program, known = gpu.with_ranges(program, likely, DEVICE)
-        self.program = program
-        self.loop = program.loops[-1]
-        first = gpu.schedules_for(program, self.loop, likely, DEVICE, known)[0]
-        self.schedule: Schedule = replace(
-            first,
-            row_block=CONSUMER_ROWS * case.consumers,
-            col_block=case.col_block,
-            stages=case.stages,
-            consumers=case.consumers,
-        )
-        self.step = gpu.Step.of(program, len(program.loops) - 1, [self.schedule], "off")
+    Raises CompileError where the loop has another form.
+    """
 
-    @cached_property
-    def expected(self) -> dict[str, Any]:
-        return interpret(self.whole, self.arrays, sizes=self.case.sizes)
+    def __init__(
+        self,
+        program: Program,
+        number: int,
+        schedule: Schedule,
+        given: Mapping[str, torch.Tensor],
+        sizes: Mapping[str, int],
+        instances: int,
+    ) -> None:
+        self.loop = program.loops[number]
+        self.given = dict(given)
+        self.sizes = dict(sizes)
+        self.instances = instances
+        step = gpu.Step.of(program, number, [schedule], "off")
+        self.grid = step.kernel.grid
+        facts = step.facts({b.name: self.given[b.name] for b in step.kernel.reads})
+        self.source: Source = step.source(schedule, step.kernel, facts)
 
-    @cached_property
-    def given(self) -> dict[str, torch.Tensor]:
-        """What the loop reads: inputs, and what other loops find."""
-        found = dict(zip((b.name for b in self.program.inputs), self.tensors, strict=True))
-        others = self.program.loops[:-1]
-        names = tuple(g.name for loop in others for g in loop.gives)
-        if names:
-            before = replace(self.program, statements=others, outputs=names)
-            results = interpret(before, self.arrays, sizes=self.case.sizes)
-            found |= {name: torch.from_numpy(np.array(results[name])) for name in names}
-        return found
-
-    @cached_property
-    def source(self) -> Source:
-        used = {b.name: self.given[b.name] for b in self.step.kernel.reads}
-        kernel = lower(self.loop, self.schedule, self.step.name)
-        return self.step.source(self.schedule, kernel, self.step.facts(used))
-
-    def run(self, seed: int, change: Callable[[str], str] = lambda text: text) -> dict[str, Any]:
-        """How far the results are off in an order of events. Raises `MachineError`."""
-        case, source = self.case, self.source
+    def run(
+        self, seed: int, change: Callable[[str], str] = lambda text: text
+    ) -> dict[str, torch.Tensor]:
+        """The results in an order of events. Raises `MachineError`."""
         tensors = dict(self.given)
         for give in self.loop.gives:
-            shape = [evaluate(e, case.sizes) for e in give.buffer.shape]
-            kind = gpu.TORCH_TYPES[give.buffer.dtype]
-            tensors[give.name] = torch.full(shape, torch.nan if kind.is_floating_point else 77).to(
-                kind
-            )
+            shape = [evaluate(e, self.sizes) for e in give.buffer.shape]
+            kind = TORCH_TYPES[give.buffer.dtype]
+            strange = torch.nan if kind.is_floating_point else 77
+            tensors[give.name] = torch.full(shape, strange).to(kind)
         memories = {name: memory_of(name, t) for name, t in tensors.items()}
         queue = Memory("queue", torch.zeros(1, dtype=torch.int32), 0, gl.int32)
-        count = 1
-        for g in self.step.kernel.grid:
-            count *= evaluate(g.count, case.sizes)
+        count = math.prod(evaluate(g.count, self.sizes) for g in self.grid)
 
         def argument(p: Parameter) -> Any:
             match p.kind:
@@ -125,23 +101,67 @@ class Prepared:
                 case "stride":
                     return number(tensors[p.of].stride(p.axis))
                 case "size":
-                    return number(case.sizes[p.of])
+                    return number(self.sizes[p.of])
                 case "queue":
                     return Pointer(queue, 0)
                 case "count":
                     return Tensor(np.int32(count), gl.int32)
 
-        arguments = [argument(p) for p in source.parameters]
-        launch(change(source.text), source.kernel, arguments, min(case.instances, count), seed)
+        arguments = [argument(p) for p in self.source.parameters]
+        instances = min(self.instances, count)
+        launch(change(self.source.text), self.source.kernel, arguments, instances, seed)
         if queue.data[0]:
             raise AssertionError("the queue is not left as it was found")
-        results = []
-        for name in self.program.outputs:
-            memory, t = memories[name], tensors[name]
+        results = {}
+        for give in self.loop.gives:
+            memory, t = memories[give.name], tensors[give.name]
             if not (memory.times == 1).all():
-                raise AssertionError(f"not every element of {name} is stored once")
-            results.append(torch.from_numpy(memory.data).reshape(t.shape).to(t.dtype))
-        return compared(self.program.outputs, results, self.expected)
+                raise AssertionError(f"not every element of {give.name} is stored once")
+            results[give.name] = torch.from_numpy(memory.data).reshape(t.shape).to(t.dtype)
+        return results
+
+
+class Prepared:
+    """A case's kernel, and what its program means."""
+
+    def __init__(self, case: Case) -> None:
+        program = parse_program(case.program)
+        tensors, arrays = draw(program, case)
+        self.outputs = program.outputs
+        self.expected = interpret(program, arrays, sizes=case.sizes)
+        if case.across:
+            tensors = [across(t) for t in tensors]
+        given = dict(zip((b.name for b in program.inputs), tensors, strict=True))
+        likely = {s.name: LONG for s in program.sizes}
+        with patch.object(gpu, "SHORTEST", 32 if case.ranges else 1 << 30):
+            program, known = gpu.with_ranges(program, likely, DEVICE)
+        *others, loop = program.loops
+        names = tuple(g.name for other in others for g in other.gives)
+        if names:
+            before = replace(program, statements=tuple(others), outputs=names)
+            found = interpret(before, arrays, sizes=case.sizes)
+            given |= {name: torch.from_numpy(np.array(found[name])) for name in names}
+        schedule = with_roles(
+            gpu.schedules_for(program, loop, likely, DEVICE, known)[0],
+            case.consumers,
+            case.col_block,
+            case.stages,
+        )
+        self.kernel = Kernel(program, len(others), schedule, given, case.sizes, case.instances)
+        self.source = self.kernel.source
+
+    def run(self, seed: int, change: Callable[[str], str] = lambda text: text) -> dict[str, Any]:
+        """How far the results are off in an order of events. Raises `MachineError`."""
+        results = self.kernel.run(seed, change)
+        return compared(self.outputs, [results[name] for name in self.outputs], self.expected)
+
+
+def with_roles(schedule: Schedule, consumers: int, col_block: int, stages: int) -> Schedule:
+    """A schedule for other tiles, with that many groups of warps that compute."""
+    rows = CONSUMER_ROWS * consumers
+    return replace(
+        schedule, row_block=rows, col_block=col_block, stages=stages, consumers=consumers
+    )
 
 
 def number(value: int) -> Any:
