@@ -134,11 +134,8 @@ def divide(kernel: Kernel, described: Iterable[str]) -> Roles:
 
 
 def copied_buffers(kernel: Kernel) -> tuple[str, ...]:
-    """Names of the buffers that a kernel's tiles would be copied from, or () where its warps can have no roles."""
-    try:
-        roles = divide(kernel, {b.name for b in kernel.reads})
-    except CompileError:
-        return ()
+    """Names of the buffers that a kernel's tiles would be copied from. Raises CompileError where its warps can have no roles."""
+    roles = divide(kernel, {b.name for b in kernel.reads})
     tiles = [*roles.resident, *(f for s in roles.steps for f in (*s.early, *s.late))]
     return tuple(sorted({f.buffer.name for f in tiles}))
 

@@ -326,8 +326,7 @@ class Step:
         kernel = lower(loop, schedules[0], name)
         described = any(s.tma for s in schedules)
         readable = tuple(sorted(descriptor_candidates(kernel))) if described else ()
-        parted = next((s for s in schedules if s.consumers), None)
-        copied = copied_buffers(lower(loop, parted, name)) if parted is not None else ()
+        copied = copied_by(loop, schedules, name)
         text = print_statement(loop)
         axes = tiled_axes(kernel)
         return Step(loop, name, text, tuple(schedules), kernel, readable, copied, axes, mode, f32)
@@ -442,6 +441,15 @@ class Step:
         )
 
 
+def copied_by(loop: Loop, schedules: Sequence[Schedule], name: str) -> tuple[str, ...]:
+    """Buffers whose tiles a warp of its own would copy, under the first schedule in which warps have roles."""
+    parted = next((s for s in schedules if s.consumers), None)
+    try:
+        return copied_buffers(lower(loop, parted, name)) if parted is not None else ()
+    except CompileError:
+        return ()
+
+
 @dataclass
 class _Trials:
     """Runs schedules on a call's own tensors; results of the first become the reference of the others.
@@ -465,8 +473,13 @@ class _Trials:
             plan = self.step.plan(schedule, self.facts)
             launch = start(plan, self.tensors, self.sizes)
         except Exception as error:
-            if not is_refusal(error):
+            # A kernel with roles is one more to try: whatever is wrong with it, others run.
+            more = (
+                schedule.consumers and self.plans and not isinstance(error, torch.OutOfMemoryError)
+            )
+            if not is_refusal(error) and not more:
                 raise
+            trace.say(1, "tune", "%s: %s: %s", schedule, type(error).__name__, error)
             self.error = error
             return None
         self.plans[schedule] = plan
