@@ -48,6 +48,9 @@ CASES = {
     "one_position": Case(of(DOT), {"S": 1, "T": 1}, 3),
     "one_key": Case(of(DOT), {"S": 130, "T": 1}),
     "one_query": Case(of(DOT), {"S": 1, "T": 100}),
+    "row_max": Case(
+        of(DOT, extra=("give N (b, h, q) f32 = m",), outputs="O, N"), {"S": 150, "T": 90}
+    ),
     "causal": Case(of(CAUSAL, sizes=SQUARE), {"S": 300}),
     "causal_3": Case(of(CAUSAL, sizes=SQUARE), {"S": 400}, 3, 64),
     "causal_at_the_end": Case(of(f"where(k <= q + (T - S), {DOT}, -inf)"), {"S": 150, "T": 260}),

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from triton.experimental.gluon import language as real
 from triton.experimental.gluon.language.nvidia.hopper.mbarrier import MBarrierLayout
+from triton.language import PropagateNan
 from triton.language.semantic import TritonSemantic
 
 from flashlight.codegen.gluon_shared import SHARED
@@ -383,8 +384,9 @@ def in_torch(name: str) -> Callable[[np.ndarray], np.ndarray]:
     )
 
 
-def extremum(op: Callable[..., Any]) -> Callable[[Any, Any], Tensor]:
-    def apply(a: Any, b: Any) -> Tensor:
+def extremum(quiet: Callable[..., Any], loud: Callable[..., Any]) -> Callable[..., Tensor]:
+    def apply(a: Any, b: Any, *, propagate_nan: PropagateNan = PropagateNan.NONE) -> Tensor:
+        op = quiet if propagate_nan is PropagateNan.NONE else loud
         if isinstance(a, Tensor):
             return a.binary(op, b)
         return tensor(b).binary(op, a, flipped=True)
@@ -638,7 +640,9 @@ class Language:
             warpgroup_mma_wait=self.warpgroup_mma_wait,
             fence_async_shared=self.fence_async_shared,
         )
+        names_of_nan = SimpleNamespace(PropagateNan=PropagateNan)
         return {
+            "triton": SimpleNamespace(language=names_of_nan),
             "triton.experimental": SimpleNamespace(gluon=SimpleNamespace(jit=jit)),
             "triton.experimental.gluon": SimpleNamespace(language=gl),
             "triton.experimental.gluon.language.nvidia.hopper": hopper,
@@ -672,8 +676,8 @@ FUNCTIONS: dict[str, Any] = {
     "floor": elementwise(np.floor),
     "ceil": elementwise(np.ceil),
     "erf": elementwise(in_torch("erf")),
-    "maximum": extremum(np.fmax),
-    "minimum": extremum(np.fmin),
+    "maximum": extremum(np.fmax, np.maximum),
+    "minimum": extremum(np.fmin, np.minimum),
     "max": folded(np.fmax),
     "min": folded(np.fmin),
     "sum": folded(np.add),

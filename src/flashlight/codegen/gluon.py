@@ -88,6 +88,9 @@ class _Module:
         ]
         if any("libdevice." in line for line in (*produce, *consume)):
             lines.insert(-1, "from triton.language.extra import libdevice")
+        helpers = [GLUON_HELPERS.get(h) or spelled(HELPERS[h].text) for h in sorted(m.helpers)]
+        if any("tl." in line for line in (*produce, *consume, *helpers)):
+            lines.insert(-1, "from triton import language as tl")
         cols = m.roles.cols.block
         for block, name in m.layouts.items():
             lines.append(
@@ -102,8 +105,7 @@ class _Module:
         ]
         if m.takes_turns:
             lines += turns(m.consumers)
-        for helper in sorted(m.helpers):
-            text = GLUON_HELPERS.get(helper) or spelled(HELPERS[helper].text)
+        for text in helpers:
             lines += ["", "", *text.strip().splitlines()]
         handed = m.names()
         for name, body in (("produce", produce), ("consume", consume)):
