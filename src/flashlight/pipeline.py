@@ -6,7 +6,7 @@ program, which is the same for all spellings and is what the token of a spliced 
 
 from __future__ import annotations
 
-from flashlight.errors import Refusal
+from flashlight.errors import CompileError, Refusal
 from flashlight.ir.nests import Program
 from flashlight.rewrite.canonical import InputView, canonicalize
 from flashlight.rewrite.fuse import fuse
@@ -33,4 +33,7 @@ def prepare(program: Program) -> tuple[Program, tuple[InputView, ...]]:
 
 def optimize(program: Program) -> Program | Refusal:
     """A canonical program of nests as loops, each of which becomes one kernel."""
-    return group_and_online(program)
+    try:
+        return group_and_online(program)
+    except CompileError as error:
+        return Refusal("out-of-range", str(error))

@@ -233,7 +233,8 @@ def legal(c: Choices) -> Choices:
     late = c.order in ("mask_first", "bias_last", "masked_twice")
     if c.cap == "mixed_heads" and late and c.fill == "min":
         c = replace(c, fill="-1e9")  # sums of several times it are of any size: the order decides
-    if c.dtype == "float16" and c.fill == "min" and (late or c.masking == "float_times_fill"):
+    added = late or c.masking == "float_times_fill" or c.weights == "minus_lse"
+    if c.dtype == "float16" and c.fill == "min" and added:
         c = replace(c, fill="-1e9")  # f64 has another: beside f16's, scores are no rounding in f32
     if c.weights in ("zeroed", "kept_rows") and c.mask in ("none", "additive"):
         c = replace(c, mask="causal")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from flashlight.errors import CompileError
 from flashlight.ir.dtypes import DType
 from flashlight.ir.exprs import Dim, Expr, Load, Reduce, Unary, add, const, dtype_of, sub
 from flashlight.ir.monoids import ALL, ANY, MAX, PROD, SUM
@@ -164,7 +165,9 @@ class LoopBuilder:
                 if sum(c.monoid is SUM for c in made) > 1 or any(c.shifts for c in made):
                     self.delayable.add(nest.name)
                 return
-        raise AssertionError("a pass in which every final is known takes any body")
+        # A pass in which every final is known takes any body but one.
+        msg = f"Terms of the sum '{nest.name}' may leave the range of fp16, whatever they are divided by first."
+        raise CompileError(msg)
 
     def expanded(self, body: Expr) -> Expr:
         """`body` with results of the group read as expressions on carries."""
