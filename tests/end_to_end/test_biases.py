@@ -11,13 +11,10 @@ import torch.nn.functional as F
 
 import flashlight
 from tests.support.oracle import check
+from tests.support.oracle import normal as r
 
 T = torch.Tensor
 H, D, N = 2, 8, 16  # heads, width, features
-
-
-def r(*shape: int, seed: int = 0) -> T:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
 def attention(q: T, k: T, v: T, bias: T) -> T:

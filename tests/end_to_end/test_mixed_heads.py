@@ -14,14 +14,11 @@ from flashlight import backend
 from flashlight.errors import Refusal
 from flashlight.pipeline import optimize
 from tests.support.oracle import check
+from tests.support.oracle import normal as r
 
 pytestmark = pytest.mark.usefixtures("inference")
 T = torch.Tensor
 B, H, S, D = 2, 3, 70, 8
-
-
-def r(*shape: int, seed: int = 0) -> T:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
 def scores(q: T, k: T) -> T:

@@ -9,14 +9,11 @@ import torch
 
 import flashlight
 from tests.support.oracle import check
+from tests.support.oracle import normal as r
 
 pytestmark = pytest.mark.usefixtures("inference")
 T = torch.Tensor
 B, H, S, D = 2, 3, 60, 8
-
-
-def r(*shape: int, seed: int = 0) -> T:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
 def turn(m: T, x: T) -> T:

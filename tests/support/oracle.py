@@ -90,3 +90,8 @@ def check(fn: Callable[..., Any], compiled: Callable[..., Any], args: Sequence[A
     """Run the program eagerly, in float64 and compiled, and compare."""
     with torch.no_grad():
         assert_close(compiled(*args), fn(*args), fn(*exactly(args)))
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    """A random tensor, the same for a shape and a seed each time."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))

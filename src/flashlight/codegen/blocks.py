@@ -39,7 +39,7 @@ class Axis:
         name: unique in the kernel.
         role: rows (kept dims), cols (loop dims), whole (a small dim, entirely in the tile, padded), or inner (a chunk of a
             reduction that is too long to be whole; its `For` has kind "inner").
-        block: positions in a tile; a power of two.
+        block: positions in a tile; a power of two, but for rows that groups of warps share (`codegen.roles`).
         dims: the dims that are linearised here.
     """
 

@@ -19,8 +19,8 @@ from flashlight.codegen.blocks import (
 )
 from flashlight.codegen.gluon_producer import Part, general
 from flashlight.codegen.gluon_shared import Copied, Shared
-from flashlight.codegen.roles import Step
-from flashlight.codegen.spelling import axes_of, hint_of, lined_up, stripped
+from flashlight.codegen.roles import Step, consumed
+from flashlight.codegen.spelling import hint_of, lined_up, stripped
 from flashlight.codegen.triton_ops import TYPES
 from flashlight.errors import CompileError
 from flashlight.ir.dtypes import DType
@@ -45,11 +45,8 @@ class Consumer(Part):
         m = self.module
         rows, cols = m.roles.rows, m.roles.cols
         if self.lined:
-            return (
-                self.lined
-                if len(axes) == 2
-                else f"gl.SliceLayout({int(axes[0] == rows)}, {self.lined})"
-            )
+            of_one = f"gl.SliceLayout({int(axes[0] == rows)}, {self.lined})"
+            return self.lined if len(axes) == 2 else of_one
         if axes == (rows,):
             return "ROWS"
         if axes == (cols,):
@@ -70,7 +67,7 @@ class Consumer(Part):
         return super().aligned(text, have, want)
 
     def shape(self, axes: Iterable[Axis]) -> str:
-        return f"[{', '.join(str(self.module.length(a)) for a in axes)}]"
+        return f"[{', '.join(str(consumed(a)) for a in axes)}]"
 
     def full(self, axes: tuple[Axis, ...], text: str, dtype: DType) -> str:
         if not axes:
@@ -78,7 +75,7 @@ class Consumer(Part):
         return f"tl.full({self.shape(axes)}, {text}, {TYPES[dtype]}, {self.layout(axes)})"
 
     def arange(self, axis: Axis) -> str:
-        text = f"tl.arange(0, {self.module.length(axis)}, {self.layout((axis,))})"
+        text = f"tl.arange(0, {consumed(axis)}, {self.layout((axis,))})"
         return f"GROUP_ID * {CONSUMER_ROWS} + {text}" if axis.role == "rows" else text
 
     def positions(self, axis: Axis, axes: tuple[Axis, ...]) -> str:
@@ -95,17 +92,10 @@ class Consumer(Part):
         yield bool(self.lined)
         self.lined = ""
 
-    def store(self, op: Store) -> None:
-        axes = axes_of(self.kernel, op.index, op.masks)
-        value = stripped(self.like(op.value, axes))
+    def write(self, op: Store, axes: tuple[Axis, ...], value: str) -> None:
         with self.in_order(op, axes) as ordered:
-            if not ordered:
-                super().store(op)
-                return
-            address = self.address(op.buffer, op.index, axes)
-            mask = self.mask(op.buffer, op.index, op.masks, axes)
-            value = f"gl.convert_layout({value}, {self.lined})"
-            self.line(f"tl.store({address}, {value}{f', mask={mask}' if mask else ''})")
+            value = f"gl.convert_layout({value}, {self.lined})" if ordered else value
+            super().write(op, axes, value)
 
     def fetch(self, op: Fetch) -> str:
         axes = op.result.axes
@@ -210,7 +200,7 @@ class Consumer(Part):
         text = f"{c.ring}.index({at})"
         if len(c.block) == 2:
             return text
-        return f"{text}.reshape([{', '.join(str(self.module.length(a)) for a in c.axes)}])"
+        return f"{text}.reshape([{', '.join(str(consumed(a)) for a in c.axes)}])"
 
     def chain(self) -> None:
         """All tiles of the loops; see `roles`."""
@@ -353,8 +343,7 @@ class Consumer(Part):
         m = self.module
         self.line("mbarrier.wait(sums_full.index(sums_stage), sums_phase)")
         for c, op in zip(m.late, step.late, strict=True):
-            at = f"sums_stage * {m.consumers} + GROUP_ID" if c.per_group else "sums_stage"
-            self.text[op.result] = self.shared(c, at)
+            self.text[op.result] = self.shared(c, "sums_stage")
         for d in step.sums:
             axis = next(a for a in d.b.axes if a != d.axis)
             name = self.accumulator(step, d)

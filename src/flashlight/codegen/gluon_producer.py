@@ -52,12 +52,8 @@ class Part(Emitter):
     def nested_lines(self, head: str) -> Iterator[None]:
         """Lines of a block; its variables end with it."""
         self.line(head)
-        self.depth += 1
-        addresses, names = dict(self.addresses), set(self.names)
-        yield
-        self.addresses = addresses
-        self.names = names | {p.name for p in self.parameters}
-        self.depth -= 1
+        with self.scope():
+            yield
 
     def advance(self, at: str, phase: str, count: int) -> None:
         """The next place of a ring."""
@@ -75,24 +71,23 @@ class Part(Emitter):
     def ranges(self) -> tuple[str, list[tuple[str, str]]]:
         """The first tile, and where each loop starts and ends after it."""
         loops = [step.loop for step in self.module.roles.steps]
-        literal = [self.literal(op.lo) for op in loops], [self.literal(op.hi) for op in loops]
-        limits = [(stripped(self.value(op.lo)), stripped(self.value(op.hi))) for op in loops]
-        if len(loops) == 1 and None not in (literal[0][0], literal[1][0]):
-            begin, end = int(literal[0][0] or 0), int(literal[1][0] or 0)
+        begin, end = self.literal(loops[0].lo), self.literal(loops[-1].hi)
+        if len(loops) == 1 and begin is not None and end is not None:
             return str(begin if begin < end else 0), [(str(begin + 1), str(end))]
+        limits = [(stripped(self.value(op.lo)), stripped(self.value(op.hi))) for op in loops]
         first = self.fresh("first")
         self.line(f"{first} = gl.to_tensor(0)")
         for lo, hi in reversed(limits):
             self.line(f"{first} = tl.where({hi} > {lo}, {lo}, {first})")
         found: list[tuple[str, str]] = []
-        unbegun = ""
+        unbegun = "1"
         for lo, hi in limits:
             start = self.fresh("start")
-            self.line(f"{start} = {lo} + {unbegun or '1'}")
+            self.line(f"{start} = {lo} + {unbegun}")
             found.append((start, hi))
             if len(found) == len(limits):
                 break
-            now = f"tl.where({hi} > {lo}, 0, {unbegun or '1'})"
+            now = f"tl.where({hi} > {lo}, 0, {unbegun})"
             unbegun = self.fresh("unbegun")
             self.line(f"{unbegun} = {now}")
         return first, found
@@ -115,10 +110,8 @@ class Producer(Part):
             self.grid()
             wanted = [v for step in m.roles.steps for v in (step.loop.lo, step.loop.hi)]
             copies = [*m.roles.resident, *(f for s in m.roles.steps for f in (*s.early, *s.late))]
-            inside = {v for step in m.roles.steps for op in step.loop.body.ops for v in results(op)}
             wanted += [v for f in copies for v in places(f.index)]
-            inside |= {step.loop.index for step in m.roles.steps}
-            self.scalars(m.roles.before, [v for v in self.needed(wanted) if v not in inside])
+            self.scalars(m.roles.before, self.needed(wanted))
             self.rows()
             first, ranges = self.ranges()
             step = general(m.roles)
@@ -128,9 +121,7 @@ class Producer(Part):
                 with self.nested_lines(f"for tile in tl.range({start}, {end}):"):
                     self.push(step, "tile")
             self.line("pid = following")
-        with self.nested_lines(f"for i in gl.static_range({m.consumers}):"):
-            self.line(f"mbarrier.wait(rows_free.index(slot * {m.consumers} + i), slot_phase)")
-        self.line("drawn.index(slot).store(tl.full([1], tiles, tl.int32, WARP))")
+        self.announce("tiles")
         with self.nested_lines(f"for i in gl.static_range({m.consumers}):"):
             self.line(f"mbarrier.arrive(rows_full.index(slot * {m.consumers} + i), count=2)")
 
@@ -169,9 +160,7 @@ class Producer(Part):
         """The tiles of rows of the next row tile, its number, and the number after it."""
         m = self.module
         n = m.consumers
-        with self.nested_lines(f"for i in gl.static_range({n}):"):
-            self.line(f"mbarrier.wait(rows_free.index(slot * {n} + i), slot_phase)")
-        self.line("drawn.index(slot).store(tl.full([1], pid, tl.int32, WARP))")
+        self.announce("pid")
         with self.nested_lines(f"for i in gl.static_range({n}):"):
             self.line(f"group = slot * {n} + i")
             total = sum(c.bytes for c in m.resident)
@@ -184,6 +173,13 @@ class Producer(Part):
         self.line("following = turn + gl.num_programs(0)")
         self.line("if turn == tiles - 1:")
         self.line("    tl.store(queue, 0)  # each instance has drawn its last number")
+
+    def announce(self, number: str) -> None:
+        """The number of the next row tile, when no consumer reads what is in its slot any more."""
+        n = self.module.consumers
+        with self.nested_lines(f"for i in gl.static_range({n}):"):
+            self.line(f"mbarrier.wait(rows_free.index(slot * {n} + i), slot_phase)")
+        self.line(f"drawn.index(slot).store(tl.full([1], {number}, tl.int32, WARP))")
 
     def push(self, step: Step, tile: str) -> None:
         """One tile of a loop, when there is room."""

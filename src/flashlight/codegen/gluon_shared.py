@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashlight.codegen.blocks import Axis, Fetch, Kernel, Span
-from flashlight.codegen.roles import Roles, copied_axes, divide
+from flashlight.codegen.roles import Roles, consumed, copied_axes, divide
 from flashlight.codegen.spelling import fresh_name
 from flashlight.codegen.triton import Choices, Parameter
 from flashlight.errors import CompileError
 from flashlight.ir.dtypes import DType
+from flashlight.rewrite.schedule import HOPPER
 from flashlight.rewrite.shapes import CONSUMER_ROWS
 
-SHARED = 227 * 1024
-"""Bytes of shared memory of a program instance."""
-
+SHARED = HOPPER.shared
 
 _BARS = ("rows_full", "rows_free", "scores_full", "scores_free", "sums_full", "sums_free")
 _OWN = (
@@ -88,7 +87,7 @@ class Shared:
         name = op.buffer.name
         order = copied_axes(op, self.choices.descriptors[name])
         spans = [s.axis if isinstance(s := op.index[n], Span) else None for n in order]
-        block = tuple(self.length(a) if a is not None else 1 for a in spans)
+        block = tuple(consumed(a) if a is not None else 1 for a in spans)
         if not isinstance(op.index[order[-1]], Span):
             raise CompileError(f"Tiles of '{name}' do not lie along its axis of stride 1.")
         tile = tuple(zip(order, block, strict=True))
@@ -103,10 +102,6 @@ class Shared:
             parameter.name, ring, order, block, axes,
             self.roles.rows in axes, op.buffer.dtype,
         )  # fmt: skip
-
-    def length(self, axis: Axis) -> int:
-        """Positions of an axis that one consumer has."""
-        return CONSUMER_ROWS if axis.role == "rows" else axis.block
 
     def tile(self, axis: Axis) -> str:
         """The layout of rows by an axis."""

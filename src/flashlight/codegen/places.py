@@ -213,6 +213,9 @@ def is_inside(expr: Expr, extent: Expr) -> bool:
     return False
 
 
+_ANY = (-(2.0**63), 2.0**63 - 1)
+
+
 @lru_cache(maxsize=50_000)
 def interval(expr: Expr) -> tuple[float, float]:
     """Bounds of an integer expression; symbolic sizes count as up to 2^26."""
@@ -254,9 +257,7 @@ def _combined(op: str, a: tuple[float, float], b: tuple[float, float]) -> tuple[
         case "mul":
             corners = (p * r, p * s, q * r, q * s)
             if (p == q or r == s) and max(map(abs, corners)) >= 2.0**63:
-                return -(
-                    2.0**63
-                ), 2.0**63 - 1  # a hash, which wraps around; products of sizes do not
+                return _ANY  # a hash, which wraps around; products of sizes do not
             return min(corners), max(corners)
         case "floordiv" if r > 0:
             return min(p // r, p // s), max(q // r, q // s)
@@ -277,7 +278,7 @@ def _combined(op: str, a: tuple[float, float], b: tuple[float, float]) -> tuple[
             most = 2.0 ** max(1, int(max(abs(x) for x in (p, q, r, s))).bit_length()) - 1
             return (-most - 1 if min(p, r) < 0 else 0), most
         case _:
-            return -(2.0**63), 2.0**63 - 1
+            return _ANY
 
 
 def fits_i32(expr: Expr) -> bool:

@@ -23,7 +23,6 @@ from flashlight.codegen.blocks import (
     Dot,
     Fetch,
     For,
-    Gather,
     If,
     Kernel,
     Op,
@@ -35,12 +34,12 @@ from flashlight.codegen.blocks import (
     results,
     walk,
 )
+from flashlight.codegen.triton import MOST_DIMS, is_box
 from flashlight.errors import CompileError
 from flashlight.ir.dtypes import DType
 from flashlight.rewrite.shapes import CONSUMER_ROWS
 
 HALF = (DType.F16, DType.BF16)
-_MOST_DIMS = 5  # of a tile descriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,17 +140,8 @@ def copied_buffers(kernel: Kernel) -> tuple[str, ...]:
 
 
 def is_copied(op: Fetch, described: Iterable[str]) -> bool:
-    """Whether the copy engine may fetch a tile: two spans of axes of their own, and single positions."""
-    spans = [s for s in op.index if isinstance(s, Span)]
-    return (
-        op.buffer.name in described
-        and len(op.index) <= _MOST_DIMS
-        and len(spans) == len({s.axis for s in spans}) == 2
-        and not any(isinstance(s, Gather) for s in op.index)
-        and all(s.step == 1 and 8 <= _length(s.axis) <= 256 for s in spans)
-        and not op.masks
-        and op.buffer.dtype in (*HALF, DType.F32)
-    )
+    """Whether the copy engine may fetch a tile; single positions are axes of its descriptor."""
+    return op.buffer.name in described and len(op.index) <= MOST_DIMS and is_box(op, consumed)
 
 
 def copied_axes(op: Fetch, unit: int) -> tuple[int, ...]:
@@ -159,7 +149,8 @@ def copied_axes(op: Fetch, unit: int) -> tuple[int, ...]:
     return (*(n for n in range(len(op.index)) if n != unit), unit)
 
 
-def _length(axis: Axis) -> int:
+def consumed(axis: Axis) -> int:
+    """Positions of an axis that one consumer has."""
     return CONSUMER_ROWS if axis.role == "rows" else axis.block
 
 
@@ -172,7 +163,7 @@ def _step(loop: For, rows: Axis, cols: Axis, described: frozenset[str]) -> Step:
     scores = [d for d in dots if d.axis != cols]
     _require(bool(sums) and bool(scores), "it is no product of a product")
     sources = {op.result: op for op in body.ops if isinstance(op, Fetch)}
-    late = _read(sums, sources, [d.b for d in sums])
+    late = _read(sources, [d.b for d in sums])
     for d in sums:
         _require(d.a.axes == (rows, cols) and rows not in d.b.axes, "a sum is over another axis")
         _require(
@@ -193,7 +184,7 @@ def _step(loop: For, rows: Axis, cols: Axis, described: frozenset[str]) -> Step:
         for f in sources.values()
         if f.result.axes == (rows, cols) and is_copied(f, described)
     ]
-    early = _read(scores, sources, [*held, *terms])
+    early = _read(sources, [*held, *terms])
     _require(not set(early) & set(late), "a tile is read by scores and by sums")
     moves = _moves(loop, sums)
     copied = {*early, *late}
@@ -212,9 +203,7 @@ def _step(loop: For, rows: Axis, cols: Axis, described: frozenset[str]) -> Step:
     )  # fmt: skip
 
 
-def _read(
-    dots: Sequence[Dot], sources: dict[Value, Fetch], values: Sequence[Value]
-) -> tuple[Fetch, ...]:
+def _read(sources: dict[Value, Fetch], values: Sequence[Value]) -> tuple[Fetch, ...]:
     return tuple(dict.fromkeys(sources[v] for v in values if v in sources))
 
 

@@ -7,7 +7,8 @@ line up. What the source needs at launch is listed in `Source.parameters`: point
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, assert_never
 
@@ -108,7 +109,8 @@ def emit(kernel: Kernel, choices: Choices, header: Sequence[str] = ()) -> Source
 
 
 _OF_GRID = ("pid", "rest", "first", "members", "within", "point")
-_MOST_DIMS = 5  # of a tile descriptor
+MOST_DIMS = 5
+"""Axes of a tile descriptor at most."""
 
 
 def descriptor_candidates(kernel: Kernel) -> frozenset[str]:
@@ -125,15 +127,22 @@ def descriptor_candidates(kernel: Kernel) -> frozenset[str]:
 
 
 def is_describable(op: Fetch, root: frozenset[Value]) -> bool:
-    spans = [s for s in op.index if isinstance(s, Span)]
+    """Whether a descriptor could fetch a tile: over spans, and over points that loops move."""
     moving = [s for s in op.index if isinstance(s, Point) and not (s.at is None or s.at in root)]
+    return is_box(op, lambda axis: axis.block) and 2 + len(moving) <= MOST_DIMS
+
+
+def is_box(op: Fetch, length: Callable[[Axis], int]) -> bool:
+    """Whether a tile is a box of its buffer of a form that descriptors have: two spans of axes of their own, and single positions.
+
+    `length` says how many positions of an axis are fetched.
+    """
+    spans = [s for s in op.index if isinstance(s, Span)]
     return (
-        len(spans) == 2
+        len(spans) == len({s.axis for s in spans}) == 2
         and not any(isinstance(s, Gather) for s in op.index)
-        and len({s.axis for s in spans}) == 2
-        and all(s.step == 1 and 8 <= s.axis.block <= 256 for s in spans)
+        and all(s.step == 1 and 8 <= length(s.axis) <= 256 for s in spans)
         and not op.masks
-        and len(spans) + len(moving) <= _MOST_DIMS
         and op.buffer.dtype in (DType.F16, DType.BF16, DType.F32)
     )
 
@@ -501,15 +510,20 @@ class Emitter:
             self.text[slot.result] = self.text[slot.inside]
 
     def nested(self, body: Block, slots: Sequence[Slot]) -> None:
+        with self.scope():
+            start = len(self.lines)
+            self.block(body, slots)
+            if len(self.lines) == start:
+                self.line("pass")
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Lines of a nested block; its variables end with it."""
         self.depth += 1
-        before, described = dict(self.addresses), dict(self.descriptors)
-        names = set(self.names)
-        start = len(self.lines)
-        self.block(body, slots)
-        if len(self.lines) == start:
-            self.line("pass")
+        before, described, names = dict(self.addresses), dict(self.descriptors), set(self.names)
+        yield
         self.addresses, self.descriptors = before, described
-        self.names = names | {p.name for p in self.parameters}  # a body's variables end with it
+        self.names = names | {p.name for p in self.parameters}
         self.depth -= 1
 
     def slots_before(self, slots: Sequence[Slot]) -> None:
@@ -551,9 +565,12 @@ class Emitter:
 
     def store(self, op: Store) -> None:
         axes = axes_of(self.kernel, op.index, op.masks)
+        self.write(op, axes, stripped(self.like(op.value, axes)))
+
+    def write(self, op: Store, axes: tuple[Axis, ...], value: str) -> None:
+        """Store text that is a tensor over `axes`."""
         address = self.address(op.buffer, op.index, axes)
         mask = self.mask(op.buffer, op.index, op.masks, axes)
-        value = stripped(self.like(op.value, axes))
         self.line(f"tl.store({address}, {value}{f', mask={mask}' if mask else ''})")
 
     def address(self, buffer: Buffer, index: tuple[Subscript, ...], axes: tuple[Axis, ...]) -> str:

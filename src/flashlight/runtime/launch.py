@@ -21,9 +21,8 @@ from flashlight.rewrite.schedule import Schedule, evaluate
 COUNTERS = 2048
 """Launches on a device that may be under way at once, each with a counter of its own."""
 
-_APART = (
-    4  # ints between counters: Triton compiles anew for pointers that are not multiples of 16 bytes
-)
+# Ints between counters: Triton compiles anew for pointers that are not multiples of 16 bytes.
+_APART = 4
 
 _lock = threading.Lock()
 _counters: dict[torch.device, Iterator[torch.Tensor]] = {}

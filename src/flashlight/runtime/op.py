@@ -11,10 +11,10 @@ import json
 import threading
 import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -181,73 +181,50 @@ def extent(expr: Expr, sizes: Mapping[str, Any]) -> Any:
 
 # -- Registration
 
-# Two overloads of one op: from a list of one tensor Inductor's C++ wrapper would take the list itself for the tensor.
-
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 _library = torch.library.Library("flashlight", "FRAGMENT")
-_library.define("fused(Tensor[] ins, SymInt[] syms, str token) -> Tensor[]", tags=_TAGS)
-_library.define("fused.one(Tensor[] ins, SymInt[] syms, str token) -> Tensor", tags=_TAGS)
-_library.impl("fused", run, "CompositeExplicitAutograd")
 
 
-def _run_one(ins: Sequence[torch.Tensor], syms: Sequence[int] | None, token: str) -> torch.Tensor:
-    (only,) = run(ins, syms, token)
-    return only
+def _register(
+    name: str, more: str, run: Callable[..., list[torch.Tensor]], fake: Callable[..., Any]
+) -> None:
+    """An op of tensors, sizes, a token and what is `more`, as two overloads: from a list of one tensor Inductor's C++ wrapper would
+    take the list itself for the tensor.
+    """
+
+    def only(function: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+        def one(*arguments: Any) -> torch.Tensor:
+            (tensor,) = function(*arguments)
+            return cast(torch.Tensor, tensor)
+
+        return one
+
+    for overload, result, real, meta in (
+        (name, "Tensor[]", run, fake),
+        (f"{name}.one", "Tensor", only(run), only(fake)),
+    ):
+        schema = f"{overload}(Tensor[] ins, SymInt[] syms, str token{more}) -> {result}"
+        _library.define(schema, tags=_TAGS)
+        _library.impl(overload, real, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"flashlight::{overload}", meta, lib=_library)
 
 
-_library.impl("fused.one", _run_one, "CompositeExplicitAutograd")
-
-
-@torch.library.register_fake("flashlight::fused", lib=_library)  # type: ignore[untyped-decorator]
 def _fake(ins: Sequence[torch.Tensor], syms: Sequence[Any], token: str) -> list[torch.Tensor]:
     return outputs_like(payload_of(token).program, ins[0], syms)
 
 
-@torch.library.register_fake("flashlight::fused.one", lib=_library)  # type: ignore[untyped-decorator]
-def _fake_one(ins: Sequence[torch.Tensor], syms: Sequence[Any], token: str) -> torch.Tensor:
-    only: torch.Tensor
-    (only,) = _fake(ins, syms, token)
-    return only
-
-
-_library.define("loop(Tensor[] ins, SymInt[] syms, str token, int number) -> Tensor[]", tags=_TAGS)
-_library.define(
-    "loop.one(Tensor[] ins, SymInt[] syms, str token, int number) -> Tensor", tags=_TAGS
-)
-_library.impl("loop", run_loop, "CompositeExplicitAutograd")
-
-
-def _run_one_loop(
-    ins: Sequence[torch.Tensor], syms: Sequence[int] | None, token: str, number: int
-) -> torch.Tensor:
-    (only,) = run_loop(ins, syms, token, number)
-    return only
-
-
-_library.impl("loop.one", _run_one_loop, "CompositeExplicitAutograd")
-
-
-@torch.library.register_fake("flashlight::loop", lib=_library)  # type: ignore[untyped-decorator]
 def _fake_loop(
     ins: Sequence[torch.Tensor], syms: Sequence[Any], token: str, number: int
 ) -> list[torch.Tensor]:
     built = executable(token, ins[0].device)
     if isinstance(built, Refusal):
         raise CompileError(str(built))
-    return _empty(
-        [g.buffer for g in built.program.loops[number].gives], built.program, ins[0], syms
-    )
+    gives = built.program.loops[number].gives
+    return _empty([g.buffer for g in gives], built.program, ins[0], syms)
 
 
-@torch.library.register_fake("flashlight::loop.one", lib=_library)  # type: ignore[untyped-decorator]
-def _fake_one_loop(
-    ins: Sequence[torch.Tensor], syms: Sequence[Any], token: str, number: int
-) -> torch.Tensor:
-    only: torch.Tensor
-    (only,) = _fake_loop(ins, syms, token, number)
-    return only
-
-
+_register("fused", "", run, _fake)
+_register("loop", ", int number", run_loop, _fake_loop)
 fused = torch.ops.flashlight.fused.default
 fused_one = torch.ops.flashlight.fused.one
 loop = torch.ops.flashlight.loop.default
