@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch._inductor.utils import fresh_inductor_cache
 
+from flashlight.capture.capture import _canonical
 from flashlight.capture.record import collecting
 from tests.support.oracle import assert_close, exactly
 
@@ -24,6 +25,18 @@ def test_scan_is_left_to_inductor() -> None:
         got = torch.compile(unrolled, backend="flashlight")(a, b, c)
     assert [r.code for r in found.refusals] == ["too-large"]
     assert_close(got, unrolled(a, b, c), unrolled(*exactly((a, b, c))))
+
+
+def test_what_one_layer_was_refused_for_is_not_tried_for_the_next() -> None:
+    _canonical.cache_clear()
+    misses = []
+    for layers in (1, 3):
+        inputs = [[torch.randn(3, n) for n in (64, 48, 48)] for _ in range(layers)]
+        with fresh_inductor_cache(), collecting() as found, torch.no_grad():
+            torch.compile(lambda *args: [unrolled(*a) for a in args], backend="flashlight")(*inputs)
+        assert [r.code for r in found.refusals] == ["too-large"] * layers
+        misses.append(_canonical.cache_info().misses)
+    assert misses[0] == misses[1]
 
 
 def substituted(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:

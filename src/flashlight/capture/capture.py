@@ -125,7 +125,10 @@ def _compile(
     if any(n.meta["val"].device != device and n.meta["val"].dim() for n in emitted.inputs):
         return Refusal("devices", "The region reads tensors of several devices.", where)
     trace.left("lifted", emitted.program)
-    program, views, sizes = _canonical(emitted.program)
+    canonical = _canonical(emitted.program)
+    if isinstance(canonical, str):
+        raise TooLargeError(canonical)
+    program, views, sizes = canonical
     trace.left("canonical", program)
     if not program.inputs:
         return no_inputs  # what it read did not matter
@@ -144,10 +147,13 @@ def _compile(
 
 
 @lru_cache(maxsize=256)
-def _canonical(program: Program) -> tuple[Program, tuple[InputView, ...], tuple[Size, ...]]:
-    """The canonical form of a lifted program, with its inputs and sizes. Layers of a model share one."""
-    for step in CANONICAL:
-        program = trace.step(step.__name__.removesuffix("_program"), step, program)
+def _canonical(program: Program) -> tuple[Program, tuple[InputView, ...], tuple[Size, ...]] | str:
+    """The canonical form of a lifted program, with its inputs and sizes, or why it grows too large. Layers of a model share one."""
+    try:
+        for step in CANONICAL:
+            program = trace.step(step.__name__.removesuffix("_program"), step, program)
+    except TooLargeError as error:
+        return str(error)
     renamed, views = canonicalize(program)
     return renamed, views, canonical_sizes(program)
 

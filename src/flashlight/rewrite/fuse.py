@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import replace
+from functools import lru_cache
 
 from flashlight.errors import CompileError
 from flashlight.ir.exprs import Cast, Const, Dim, Expr, Load, Reduce, dtype_of
@@ -124,6 +125,7 @@ def _merged_sum(nest: Nest) -> Nest:
     return nest
 
 
+@lru_cache(maxsize=10_000)
 def is_flat_contraction(nest: Nest | None) -> bool:
     """A sum whose body holds no further reduction.
 

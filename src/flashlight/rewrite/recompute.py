@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container
 from dataclasses import dataclass
+from functools import lru_cache
 
 from flashlight.ir.exprs import Binary, Dim, Expr, Reduce, Select, Unary
 from flashlight.ir.monoids import SUM
@@ -38,6 +39,7 @@ _DEAR = frozenset(
 )  # fmt: skip
 
 
+@lru_cache(maxsize=10_000)
 def is_joint(nest: Nest) -> bool:
     """Whether a sum's terms are no product of what is read for each row, but made of several rows: features of a pair of positions.
 
@@ -47,6 +49,7 @@ def is_joint(nest: Nest) -> bool:
     return nest.monoid is SUM and any(is_joint_factor(f, nest) for f in parts)
 
 
+@lru_cache(maxsize=10_000)
 def is_mixed(nest: Nest) -> bool:
     """Whether a sum is one of scores, each of which is a dot: of those of a few heads."""
     inner = [node for node in walk(nest.body) if isinstance(node, Reduce)]
