@@ -127,11 +127,11 @@ def _merged_sum(nest: Nest) -> Nest:
 
 @lru_cache(maxsize=10_000)
 def is_flat_contraction(nest: Nest | None) -> bool:
-    """A sum whose body holds no further reduction.
+    """A sum, or an extremum of features of pairs, whose body holds no further reduction.
 
     What is made of pairs may hold sums over a few terms (of two points), and dots (the scores of several heads).
     """
-    if nest is None or nest.monoid is not SUM or not nest.reduced:
+    if nest is None or not nest.reduced or (nest.monoid is not SUM and not is_joint(nest)):
         return False
     inner = [node for node in walk(nest.body) if isinstance(node, Reduce)]
     return not inner or (
