@@ -13,7 +13,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from flashlight.ir.exprs import Binary, Cast, Const, Dim, Expr, Index, Load, Select, Size, Unary
+from flashlight.ir.exprs import (
+    Binary,
+    Buffer,
+    Cast,
+    Const,
+    Dim,
+    Expr,
+    Index,
+    Load,
+    Select,
+    Size,
+    Unary,
+)
 from flashlight.ir.interpret import integer
 from flashlight.ir.monoids import SUM
 from flashlight.ir.visit import children, free_dims, loads, substitute, walk
@@ -29,6 +41,9 @@ SLIM = 256
 
 # So many joins of joins are one.
 JOINS = 4
+
+# So many steps are looked through for what a value was packed in.
+STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -461,16 +476,38 @@ def _without_casts(expr: Expr) -> Expr:
 
 def is_cheap(cell: Cell, cells: Mapping[str, Cell]) -> bool:
     """Whether a pointwise cell is one tensor scaled, shifted or cast: nothing that is worth a trip to memory."""
-    if not cell.is_pointwise:
+    return len(_read_by(cell, cells)) <= 1 and _is_arithmetic(cell)
+
+
+def unpacks(cell: Cell, lifter: Lifter, hints: Mapping[str, int]) -> bool:
+    """Whether a pointwise cell scales and shifts what takes fewer bytes than it does: keys that are held as small integers."""
+    if not _is_arithmetic(cell):
         return False
-    data = {
-        load.buffer
-        for load in cell.loads()
-        if load.buffer.name not in cells or not cells[load.buffer.name].is_index
-    }
-    if len(data) > 1:
-        return False
-    return all(_is_cheap_node(e) for e in _arithmetic(cell.nest.body))
+    read = sum(count(b.name, lifter, hints) * b.dtype.bits for b in _packed(cell, lifter.cells))
+    return 0 < read < count(cell.name, lifter, hints) * cell.dtype.bits
+
+
+def _packed(cell: Cell, cells: Mapping[str, Cell], depth: int = STEPS) -> set[Buffer]:
+    """The tensors that a cell is made of by arithmetic, and by any steps on integers."""
+    found: set[Buffer] = set()
+    for buffer in _read_by(cell, cells):
+        inner = cells.get(buffer.name)
+        is_step = inner is not None and inner.is_pointwise and depth > 0
+        if inner is not None and is_step and (not inner.dtype.is_float or _is_arithmetic(inner)):
+            found |= _packed(inner, cells, depth - 1)
+        else:
+            found.add(buffer)
+    return found
+
+
+def _read_by(cell: Cell, cells: Mapping[str, Cell]) -> set[Buffer]:
+    """The tensors a cell reads, without what is made of positions only."""
+    read = {load.buffer for load in cell.loads()}
+    return {b for b in read if b.name not in cells or not cells[b.name].is_index}
+
+
+def _is_arithmetic(cell: Cell) -> bool:
+    return cell.is_pointwise and all(_is_cheap_node(e) for e in _arithmetic(cell.nest.body))
 
 
 def join_of(cell: Cell, cells: Mapping[str, Cell], depth: int = JOINS) -> frozenset[Dim] | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.fx
 
-from flashlight.capture.pairs import Pairs, count, is_cheap, join_of
+from flashlight.capture.pairs import Pairs, count, is_cheap, join_of, unpacks
 from flashlight.capture.paths import Paths
 from flashlight.capture.reading import Sides, is_lookup, is_plain, readers, sides_through
 from flashlight.capture.refusals import refusal_of
@@ -492,6 +492,8 @@ class Finder:
             return False
         if is_cheap(cell, self.cells):
             return not self._narrows(cell)
+        if unpacks(cell, self.lifter, self.hints):
+            return True
         joined = join_of(cell, self.cells)
         if joined is not None:
             return self._is_joined_late(cell, joined, reader, region)
