@@ -29,7 +29,7 @@ from flashlight.ir.exprs import (
 from flashlight.ir.interpret import integer
 from flashlight.ir.monoids import SUM
 from flashlight.ir.visit import children, free_dims, loads, substitute, walk
-from flashlight.lift.cells import Cell, Leaf, dims_of_load
+from flashlight.lift.cells import Cell, Leaf, dims_beside, dims_of_load
 from flashlight.lift.extents import hint, is_one
 from flashlight.lift.lift import Lifter
 from flashlight.rewrite.recompute import MIXED
@@ -38,6 +38,9 @@ Places = frozenset[int]
 
 # Head dimensions go up to this; what is summed over more features is a projection.
 SLIM = 256
+
+# A result this many times smaller than pairs is none of them.
+SMALL = 4
 
 # So many joins of joins are one.
 JOINS = 4
@@ -246,7 +249,10 @@ class Pairs:
             columns = frozenset(d for i in pair.columns for d in free_dims(load.index[i]))
             gone = bool(pair.rows and not rows) or bool(pair.columns and not columns)
             hit = bool((rows | columns) & reduced)
-            point = not hit and not gone and self._is_point(cell, producer, pair, rows, columns)
+            beside = dims_beside(load, pair.rows | pair.columns)
+            sides = (rows - beside, columns - beside)
+            point = not hit and not gone and self._is_point(cell, producer, pair, *sides)
+            point = point or self._is_small_result(cell, producer)
             whole = (
                 gone
                 or point
@@ -277,6 +283,11 @@ class Pairs:
         sides = (*apart, *(frozenset((i,)) for i in both))
         longest = max(math.prod(extents[i] for i in side) for side in sides)
         return self._extent(rows | columns, cell) <= longest
+
+    def _is_small_result(self, cell: Cell, producer: Cell) -> bool:
+        """Whether a cell is returned as it is and so much smaller than the pairs it is made of that only those matter."""
+        is_returned = not self.lifter.returned.isdisjoint(cell.tensors)
+        return is_returned and SMALL * self.count(cell.name) <= self.count(producer.name)
 
     def _pays(self, cell: Cell, incoming: _Incoming, weighted: bool) -> bool:
         """Whether closing is closing: a product with a weight must use up a side, a weak pair must be the larger tensor."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -82,6 +82,12 @@ def dims_of_load(load: Load) -> frozenset[Dim]:
     for index in load.index:
         found |= free_dims(index)
     return found
+
+
+def dims_beside(load: Load, axes: Container[int]) -> frozenset[Dim]:
+    """Dims of a load at the other axes."""
+    beside = (free_dims(i) for n, i in enumerate(load.index) if n not in axes)
+    return frozenset[Dim]().union(*beside)
 
 
 def key_of(

@@ -6,6 +6,7 @@ here. What has no rule, or an element type that we do not know, is a leaf.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -26,6 +27,7 @@ from flashlight.lift.extents import (
     Sizes,
     UntranslatableSize,
     expr_of,
+    hint,
     is_one,
     is_same,
     product,
@@ -96,11 +98,14 @@ class Lifter:
         views: FX nodes that only move elements of another one.
         made: for each FX node that computes, the cells of its rule.
         sizes: how sizes are written.
+        returned: FX nodes that the graph returns.
     """
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.graph = graph
         self.sizes = Sizes(graph)
+        self._hints = hints_of(graph)
+        self.returned = {n for o in graph.find_nodes(op="output") for n in o.all_input_nodes}
         self.values: dict[torch.fx.Node, Result] = {}
         self.cells: dict[str, Cell] = {}
         self.leaves: dict[str, Leaf] = {}
@@ -141,11 +146,29 @@ class Lifter:
         moves_only = is_view or any(
             isinstance(a, torch.fx.Node) and self.values.get(a) is result for a in node.args
         )
+        if moves_only and isinstance(result, Value) and node in self.returned:
+            part = self._part(node, result)
+            moves_only, result = part is None, part or result
         if result is not None and moves_only:
             self.views.add(node)
         elif isinstance(result, Value) and result.source:
             self.cells[result.source].tensors.append(node)
         return result
+
+    def _part(self, node: torch.fx.Node, view: Value) -> Value | None:
+        """A copy of a view that leaves out elements of a cell, or None for other views.
+
+        Where it is returned, as one row of weights is, nothing else of the cell need be in memory.
+        """
+        read = view.at(_dims("p", view.factors)[1])
+        cell = self.cells.get(read.buffer.name) if isinstance(read, Load) else None
+        if cell is None or self._count(view.shape) >= self._count(cell.extents()):
+            return None
+        return self.pointwise(node, lambda e: e, view)
+
+    def _count(self, shape: Sequence[Extent]) -> int:
+        """Elements at the first call."""
+        return math.prod(hint(e, self._hints) for e in shape)
 
     def _is_stored(self, node: torch.fx.Node) -> bool:
         """Whether the node reads a tensor constant whose elements are not known."""

@@ -18,6 +18,9 @@ from flashlight.rewrite.simplify import simplify
 SMALL_CONTRACTION = 64
 """A contraction over at most so many terms may be recomputed for every element of a dim that it does not depend on."""
 
+SMALL = 4
+"""A reader of a contraction that reduces nothing takes it where it reads this many times fewer elements than there are."""
+
 FEW = 8
 """A sum of so many terms inside another one is part of its body: coordinates, not features."""
 
@@ -160,7 +163,8 @@ def is_demoted(
         frozenset[Dim]().union(*(free_dims(i) for i in load.index)) if load.index else frozenset()
     )
     if not reader.reduced:
-        return not is_output and len(index_dims) < len(nest.parallel)
+        are_fewer = SMALL * elements(index_dims) <= elements(nest.parallel)
+        return not is_output and (len(index_dims) < len(nest.parallel) or are_fewer)
     reduced = frozenset(reader.reduced)
     if not index_dims & reduced:
         return is_joint(nest) and not _may_share(nest, reader) and is_cheaper_than_read(nest)

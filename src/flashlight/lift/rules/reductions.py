@@ -103,6 +103,27 @@ def _max_dim(
     )
 
 
+@rule(aten.topk.default)
+def _topk(
+    lift: Lifter,
+    node: torch.fx.Node,
+    x: Any,
+    k: Any,
+    dim: int = -1,
+    largest: bool = True,
+    sorted: bool = True,
+) -> tuple[Value, Value]:
+    """The first of all: an extremum and where it is."""
+    source = _float(lift.tensor(x))
+    if lift.literal(k) != 1 or not source.shape:
+        raise NoRuleError("more than one")
+    value, place = (MAX, ARGMAX) if largest else (MIN, ARGMIN)
+    return (
+        reduce(lift, node, source, dim, True, value, source.dtype),
+        reduce(lift, node, source, dim, True, place, DType.I64),
+    )
+
+
 @rule(aten.argmax.default, aten.argmin.default)
 def _argmax(
     lift: Lifter, node: torch.fx.Node, x: Any, dim: Any = None, keepdim: bool = False
