@@ -22,6 +22,9 @@ FULL = (4, 16, 4096, 4096)
 HINTS = {"S": 4096, "T": 4096, "N": 1024}
 DEVICE = replace(HOPPER, roles=True)
 CAUSAL = f"where(k <= q, {DOT}, -inf)"
+SHORT = (512, 4, 256, 256)
+BIASED, GATED = f"{DOT} + B[h, q, k] + M[b, k]", "A / l * sigmoid(G[b, h, q, e])"
+PAIRS = ("B: f16[4, 256, 256]", "M: f16[512, 256]")
 PROGRAMS = {
     "vanilla_64": attention(sizes=FULL),
     "vanilla_128": attention(sizes=FULL, D=128, E=128),
@@ -29,6 +32,12 @@ PROGRAMS = {
     "causal_128": attention(CAUSAL, sizes=FULL, D=128, E=128),
     "softcap_128": attention(f"tanh({DOT} / 30.0) * 30.0", sizes=FULL, D=128, E=128),
     "alibi_64": attention(f"{DOT} + slopes[h] * f32(k - q)", ("slopes: f32[16]",), sizes=FULL),
+    "bias_and_gate_64": attention(
+        BIASED, (*PAIRS, "G: f16[512, 4, 256, 64]"), sizes=SHORT, give=GATED
+    ),
+    "bias_and_gate_128": attention(
+        BIASED, (*PAIRS, "G: f16[512, 4, 256, 128]"), sizes=SHORT, give=GATED, D=128, E=128
+    ),
     "wider_values": attention(sizes=FULL, D=64, E=128),
     "any_length": attention(),
     "any_length_causal": attention(CAUSAL),

@@ -99,6 +99,22 @@ CASES = {
         of(DOT, "G: f16[1, 2, S, 64]", give="sigmoid(G[b, h, q, e]) * (A / l)"),
         {"S": 200, "T": 100},
     ),
+    "gated_3": Case(
+        of(DOT, "G: f16[1, 2, S, 64]", give="sigmoid(G[b, h, q, e]) * (A / l)"),
+        {"S": 400, "T": 60},
+        3,
+        instances=1,
+    ),
+    "gated_4": Case(
+        of(
+            CAUSAL,
+            *("G: f16[1, 2, S, 64]", "R: f16[S, 64]"),
+            sizes=SQUARE,
+            give="G[b, h, q, e] * (A / l) + R[q, e]",
+        ),
+        {"S": 600},
+        4,
+    ),
     "head_dim_40": Case(of(DOT, D=40, E=24), {"S": 150, "T": 100}, 3),
     "head_dim_128": Case(of(DOT, D=128, E=128), {"S": 150, "T": 100}),
     "wider_values": Case(of(CAUSAL, sizes=SQUARE, D=32, E=128), {"S": 200}, 3),
@@ -199,8 +215,21 @@ EARLY = {
 }
 
 
+# Mistakes about the tiles that the end reads.
+CLOSING = {
+    "closing_never_free": (r"mbarrier\.arrive\(closing_free.*", "pass"),
+    "closing_not_awaited": (r"mbarrier\.wait\(closing_full.*", "pass"),
+    "closing_overwritten": (r"mbarrier\.wait\(closing_free.*", "pass"),
+    "closing_producer_phase": (r"(?<=closing_phase = )1", "0"),
+    "closing_consumer_phase": (r"(?<=closing_phase = )0", "1"),
+    "closing_phase_stays": (r"closing_phase \^= 1", "pass"),
+    "closing_no_fence": (r"fence_async_shared\(\)", "pass"),
+    "closing_of_another_group": (r"(_closing\.index\()GROUP_ID", r"\g<1>0"),
+}
+
+
 def replaced(name: str) -> Callable[[str], str]:
-    pattern, by = MISTAKES[name]
+    pattern, by = (MISTAKES | CLOSING)[name]
     return lambda text: re.sub(pattern, by, text, flags=re.M)
 
 
@@ -222,6 +251,15 @@ def biased() -> Prepared:
     return prepared
 
 
+@pytest.fixture(scope="module")
+def gated() -> Prepared:
+    """A kernel whose end reads a tile of rows."""
+    prepared = Prepared(CASES["gated_3"])
+    assert "G_tiles_closing" in prepared.source.text
+    assert not failure(prepared, 0, str)
+    return prepared
+
+
 def failure(prepared: Prepared, order: int, change: Callable[[str], str]) -> str:
     """What goes wrong, if anything."""
     try:
@@ -238,3 +276,11 @@ def test_mistakes_are_seen(biased: Prepared, name: str) -> None:
     assert change(biased.source.text) != biased.source.text
     for order in range(2):
         assert failure(biased, order, change)
+
+
+@pytest.mark.parametrize("name", CLOSING)
+def test_mistakes_at_the_end_are_seen(gated: Prepared, name: str) -> None:
+    change = replaced(name)
+    assert change(gated.source.text) != gated.source.text
+    for order in range(2):
+        assert failure(gated, order, change)

@@ -475,6 +475,10 @@ def store(pointer: Pointer, value: Any, mask: Any = None) -> None:
     memory.times[at[chosen]] += 1
 
 
+_SIGMOID = re.compile(
+    r"\{ \.reg \.f32 t; mul\.f32 t, \$1, 0fBFB8AA3B; ex2\.approx\.ftz\.f32 t, t; "
+    r"add\.f32 t, t, 0f3F800000; rcp\.approx\.ftz\.f32 \$0, t; \}"
+)
 _CHOICE = re.compile(r"setp\.(\w+)\.[us]\d+ p, \$2, \$3; selp")
 _MEETING = re.compile(r"bar\.(sync|arrive) (\d+), (\d+); mov\.u32 \$0, \$1;")
 _COMPARE = {
@@ -542,6 +546,8 @@ class Language:
             return elementwise(np.exp2)(args[0])
         if asm == "tanh.approx.f32 $0, $1;":
             return elementwise(np.tanh)(args[0])
+        if _SIGMOID.fullmatch(asm):
+            return elementwise(lambda x: 1 / (1 + np.exp(-x)))(args[0])
         if choice := _CHOICE.search(asm):
             x, a, b, y = args
             return where(a.binary(_COMPARE[choice[1]], b, result=real.int1), x, y)

@@ -24,7 +24,7 @@ from flashlight.codegen.triton_ops import HELPERS
 VERSIONS = ("3.6",)
 """Releases of Triton whose Gluon this module was tested with."""
 
-REGISTERS = {1: (240, 24, 240), 2: (240, 24, 168), 3: (160, 32, 128)}
+REGISTERS = {1: (240, 24, 240), 2: (240, 24, 168), 3: (160, 32, 128), 4: (112, 24, 96)}
 """For each number of consumers: registers of a consumer's thread, of the producer's, and of all before they part."""
 
 
@@ -132,14 +132,23 @@ class _Module:
             yield ring(c, slots)
         for c in (*m.early, *m.late):
             yield ring(c, st)
+        for c in m.closing.values():
+            yield ring(c, 1)
         yield "    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()"
         yield f"    drawn = gl.allocate_shared_memory(gl.int32, [{slots}, 1], BARRIER)"
-        for name, count in (("rows", slots * n), ("scores", st), ("sums", st)):
+        counts = {"rows": slots * n, "scores": st, "sums": st, "closing": n if m.closing else 0}
+        for name, count in counts.items():
+            if not count:
+                continue
             for state in ("full", "free"):
                 yield f"    {name}_{state} = gl.allocate_shared_memory(gl.int64, [{count}, 1], BARRIER)"
         yield f"    for i in gl.static_range({slots * n}):"
         yield "        mbarrier.init(rows_full.index(i), count=2)"
         yield "        mbarrier.init(rows_free.index(i), count=1)"
+        if m.closing:
+            yield f"    for i in gl.static_range({n}):"
+            for state in ("full", "free"):
+                yield f"        mbarrier.init(closing_{state}.index(i), count=1)"
         yield f"    for i in gl.static_range({st}):"
         for name in ("scores", "sums"):
             yield f"        mbarrier.init({name}_full.index(i), count=1)"

@@ -138,8 +138,6 @@ class Consumer(Part):
         if op.op == "exp2" and op.result.dtype is DType.F32 and op.result.axes:
             self.helpers.add("_exp2")
             return f"_exp2({stripped(self.value(op.args[0], op.result.axes))})"
-        if op.op == "sigmoid":
-            return f"1.0 / (1.0 + tl.exp(-{self.value(op.args[0], op.result.axes)}))"
         return super().compute(op)
 
     def may_choose(self, op: Compute) -> bool:
@@ -165,6 +163,8 @@ class Consumer(Part):
         for name in ("stage", "phase", "sums_stage", "sums_phase", "slot", "slot_phase"):
             self.names.add(name)
             self.line(f"{name} = 0")
+        if m.closing:
+            self.line("closing_phase = 0")
         step = m.roles.steps[0]
         for weight in step.weights:
             name = self.fresh("weights")
@@ -181,12 +181,26 @@ class Consumer(Part):
             for c, op in zip(m.resident, m.roles.resident, strict=True):
                 self.text[op.result] = self.shared(c, f"slot * {n} + GROUP_ID")
             self.chain()
-            self.all(m.roles.after)
+            self.load_closing()
+            self.all(op for op in m.roles.after if op not in m.closing)
             self.line(f"mbarrier.wait(rows_full.index(slot * {n} + GROUP_ID), slot_phase)")
             self.line("pid = gl.max(drawn.index(slot).load(GROUP), 0)")
         if m.takes_turns:
             self.line("if GROUP_ID == 0:")
             self.line("    _wait_turn(GROUP_ID)  # what the last group passed on")
+
+    def load_closing(self) -> None:
+        """The tiles that the end reads, into registers."""
+        closing = self.module.closing
+        if not closing:
+            return
+        self.line("mbarrier.wait(closing_full.index(GROUP_ID), closing_phase)")
+        for op, c in closing.items():
+            self.text[op.result] = self.shared(c, "GROUP_ID")
+            self.load_tile(c, op)
+        self.line("fence_async_shared()")
+        self.line("mbarrier.arrive(closing_free.index(GROUP_ID), count=1)")
+        self.line("closing_phase ^= 1")
 
     def turn(self, what: str) -> None:
         """Take or pass the turn to start products: groups that start theirs one after the other keep out of step, so that
@@ -239,6 +253,9 @@ class Consumer(Part):
         self.text[loop.index] = "tile"
         if not begins:
             self.round_weights(step)
+        fetches = any(isinstance(op, Fetch) for op in step.light)
+        if fetches:
+            self.all(step.light)  # while the tile is under way
         self.line("mbarrier.wait(scores_full.index(stage), phase)")
         for c, op in zip(m.early, step.early, strict=True):
             at = f"stage * {m.consumers} + GROUP_ID" if c.per_group else "stage"
@@ -248,7 +265,8 @@ class Consumer(Part):
         if not begins:
             self.start_sums(step)
         self.turn("pass")
-        self.all(step.light)
+        if not fetches:
+            self.all(step.light)
         waiting = 0 if begins else len(step.sums)
         listed = ", ".join(tokens)
         self.line(f"{listed} = warpgroup_mma_wait({waiting}, deps=({listed},))")
@@ -271,13 +289,17 @@ class Consumer(Part):
             if op.result not in read
         ]
         for c, op in found:
-            name = self.fresh(hint_of(op.result))
-            transposed = c.axes != op.result.axes
-            view = f"{self.text[op.result]}{'.permute((1, 0))' if transposed else ''}"
-            self.line(f"{name} = {view}.load({self.layout(op.result.axes)})")
-            self.text[op.result] = name
+            self.load_tile(c, op)
         if found:
             self.line("fence_async_shared()")
+
+    def load_tile(self, c: Copied, op: Fetch) -> None:
+        """A tile in shared memory into registers."""
+        name = self.fresh(hint_of(op.result))
+        transposed = c.axes != op.result.axes
+        view = f"{self.text[op.result]}{'.permute((1, 0))' if transposed else ''}"
+        self.line(f"{name} = {view}.load({self.layout(op.result.axes)})")
+        self.text[op.result] = name
 
     def start_scores(self, step: Step) -> list[str]:
         """The products of a tile; the last weights' registers take them, as those are rounded by now."""

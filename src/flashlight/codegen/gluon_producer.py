@@ -105,13 +105,16 @@ class Producer(Part):
         self.line("phase = 1")
         self.line("slot = 0")
         self.line("slot_phase = 1")
+        if m.closing:
+            self.line("closing_phase = 1")
         self.line("pid = tl.program_id(0)")
         with self.nested_lines("while pid < tiles:"):
             self.grid()
             wanted = [v for step in m.roles.steps for v in (step.loop.lo, step.loop.hi)]
             copies = [*m.roles.resident, *(f for s in m.roles.steps for f in (*s.early, *s.late))]
+            copies += m.closing
             wanted += [v for f in copies for v in places(f.index)]
-            self.scalars(m.roles.before, self.needed(wanted))
+            self.scalars((*m.roles.before, *m.roles.after), self.needed(wanted))
             self.rows()
             first, ranges = self.ranges()
             step = general(m.roles)
@@ -120,6 +123,7 @@ class Producer(Part):
             for step, (start, end) in zip(m.roles.steps, ranges, strict=True):
                 with self.nested_lines(f"for tile in tl.range({start}, {end}):"):
                     self.push(step, "tile")
+            self.close()
             self.line("pid = following")
         self.announce("tiles")
         with self.nested_lines(f"for i in gl.static_range({m.consumers}):"):
@@ -138,6 +142,7 @@ class Producer(Part):
 
     def everything(self) -> Iterator[Op]:
         yield from self.module.roles.before
+        yield from self.module.roles.after
         for step in self.module.roles.steps:
             yield from step.light
 
@@ -199,6 +204,19 @@ class Producer(Part):
                 for i in range(m.consumers):
                     self.copy(c, op, bar, f"stage * {m.consumers} + {i}", str(i))
         self.advance("stage", "phase", m.stages)
+
+    def close(self) -> None:
+        """The tiles that the end of this row tile reads."""
+        m = self.module
+        if not m.closing:
+            return
+        with self.nested_lines(f"for i in gl.static_range({m.consumers}):"):
+            self.line("mbarrier.wait(closing_free.index(i), closing_phase)")
+            total = sum(c.bytes for c in m.closing.values())
+            self.line(f"mbarrier.expect(closing_full.index(i), {total})")
+            for op, c in m.closing.items():
+                self.copy(c, op, "closing_full.index(i)", "i", "i")
+        self.line("closing_phase ^= 1")
 
     def copy(self, c: Copied, op: Fetch, bar: str, at: str, group: str) -> None:
         starts = []

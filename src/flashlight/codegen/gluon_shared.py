@@ -15,8 +15,10 @@ from flashlight.rewrite.shapes import CONSUMER_ROWS
 
 SHARED = HOPPER.shared
 
+_CLOSING_BARS = ("closing_full", "closing_free")
 _BARS = ("rows_full", "rows_free", "scores_full", "scores_free", "sums_full", "sums_free")
 _OWN = (
+    *(*_CLOSING_BARS, "closing_phase"),
     *("drawn", *_BARS, "queue", "tiles", "GROUP_ID", "GROUP", "WARP", "ROWS", "COLS", "BARRIER"),
     *("stage", "phase", "sums_stage", "sums_phase", "slot", "slot_phase", "tile", "i", "group"),
     *("pid", "rest", "first", "members", "within", "point", "turn", "following"),
@@ -72,7 +74,7 @@ class Shared:
         self.helpers: set[str] = set()
         self.layouts: dict[int, str] = {}
         self.lines: dict[str, str] = {}
-        self.takes_turns = consumers > 2
+        self.takes_turns = consumers == 3
         first = self.roles.steps[0]
         self.resident = [self.copied(f, "rows") for f in self.roles.resident]
         self.early = [self.copied(f, "ring") for f in first.early]
@@ -80,8 +82,25 @@ class Shared:
         ring = sum(c.bytes * (consumers if c.per_group else 1) for c in (*self.early, *self.late))
         rows = consumers * sum(c.bytes for c in self.resident)
         self.slots = 2 if stages * ring + 2 * rows + 1024 <= SHARED else 1
-        if stages * ring + self.slots * rows + 1024 > SHARED:
+        room = SHARED - stages * ring - self.slots * rows - 1024
+        if room < 0:
             raise CompileError("The tiles of this kernel do not fit into shared memory.")
+        self.closing = self._closing(room)
+
+    def _closing(self, room: int) -> dict[Fetch, Copied]:
+        """The tiles that the end reads and the copy engine fetches, as far as there is room beside what turns results to memory's
+        order.
+        """
+        found: dict[Fetch, Copied] = {}
+        for op in self.roles.closing:
+            unit = self.choices.descriptors[op.buffer.name]
+            each = (
+                self.consumers * CONSUMER_ROWS * op.result.axes[1].block * op.buffer.dtype.bits // 8
+            )
+            if isinstance(op.index[unit], Span) and 2 * each <= room:
+                found[op] = self.copied(op, "closing")
+                room -= each
+        return found
 
     def copied(self, op: Fetch, kind: str) -> Copied:
         name = op.buffer.name
@@ -116,5 +135,6 @@ class Shared:
 
     def names(self) -> list[str]:
         """What the functions are handed before the parameters."""
-        rings = [c.ring for c in (*self.resident, *self.early, *self.late)]
-        return [*rings, "drawn", *_BARS]
+        tiles = (*self.resident, *self.early, *self.late, *self.closing.values())
+        bars = (*_BARS, *(_CLOSING_BARS if self.closing else ()))
+        return [*(c.ring for c in tiles), "drawn", *bars]

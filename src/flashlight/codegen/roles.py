@@ -88,6 +88,7 @@ class Roles:
     Attributes:
         rows, cols: the axes of the tiles of scores.
         resident: tiles of rows that the scores' products read from shared memory for all tiles.
+        closing: tiles of rows that `after` fetches, and the copy engine could before it is asked for them.
     """
 
     rows: Axis
@@ -96,6 +97,7 @@ class Roles:
     steps: tuple[Step, ...]
     after: tuple[Op, ...]
     resident: tuple[Fetch, ...]
+    closing: tuple[Fetch, ...]
 
 
 def divide(kernel: Kernel, described: Iterable[str]) -> Roles:
@@ -127,21 +129,33 @@ def divide(kernel: Kernel, described: Iterable[str]) -> Roles:
     resident = [op for op in before if isinstance(op, Fetch) and op.result in read]
     resident = [op for op in resident if is_copied(op, described)]
     _require(bool(resident), "no product reads a tile of rows as it is loaded")
-    others = {v for op in (*before, *ops[at[-1] + 1 :]) for v in operands(op)}
+    after = ops[at[-1] + 1 :]
+    others = {v for op in (*before, *after) for v in operands(op)}
     _require(not any(op.result in others for op in resident), "rows are read beside the products")
-    return Roles(rows, cols, tuple(before), steps, tuple(ops[at[-1] + 1 :]), tuple(resident))
+    closing = tuple(op for op in after if isinstance(op, Fetch) and is_closing(op, rows, described))
+    return Roles(rows, cols, tuple(before), steps, tuple(after), tuple(resident), closing)
 
 
 def copied_buffers(kernel: Kernel) -> tuple[str, ...]:
     """Names of the buffers that a kernel's tiles would be copied from. Raises CompileError where its warps can have no roles."""
     roles = divide(kernel, {b.name for b in kernel.reads})
-    tiles = [*roles.resident, *(f for s in roles.steps for f in (*s.early, *s.late))]
+    tiles = [
+        *roles.resident,
+        *roles.closing,
+        *(f for s in roles.steps for f in (*s.early, *s.late)),
+    ]
     return tuple(sorted({f.buffer.name for f in tiles}))
 
 
 def is_copied(op: Fetch, described: Iterable[str]) -> bool:
     """Whether the copy engine may fetch a tile; single positions are axes of its descriptor."""
     return op.buffer.name in described and len(op.index) <= MOST_DIMS and is_box(op, consumed)
+
+
+def is_closing(op: Fetch, rows: Axis, described: Iterable[str]) -> bool:
+    """Whether a tile that is fetched after the loops is one of rows that the copy engine may fetch."""
+    is_rows = len(op.result.axes) == 2 and op.result.axes[0] == rows
+    return is_rows and op.buffer.dtype in HALF and is_copied(op, described)
 
 
 def copied_axes(op: Fetch, unit: int) -> tuple[int, ...]:

@@ -88,6 +88,17 @@ def _fast_tanh(x):
     )
 """
     ),
+    "_sigmoid": Helper(
+        """
+@triton.jit
+def _sigmoid(x):
+    # four instructions: an ordinary quotient cares for divisors of sizes that 1 + exp(-x) never has
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 t; mul.f32 t, $1, 0fBFB8AA3B; ex2.approx.ftz.f32 t, t; add.f32 t, t, 0f3F800000; rcp.approx.ftz.f32 $0, t; }",
+        "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
+"""
+    ),
     "_floordiv": Helper(
         """
 @triton.jit
@@ -226,6 +237,8 @@ def compute_text(
         return f"{args[0]} {_INFIX[name]} {args[1]}", set()
     if name == "within":  # as unsigned numbers, negative ones are the largest
         return f"{args[0]}.to(tl.uint32) <= {args[1]}", set()
+    if name == "sigmoid" and target == "cuda" and dtype is DType.F32 and op.result.axes:
+        return f"_sigmoid({stripped(args[0])})", {"_sigmoid"}
     if name in _DIRECT:
         return f"{_DIRECT[name]}({', '.join(map(stripped, args))})", set()
     if name == "tanh" and op.fast and target == "cuda" and dtype is DType.F32:

@@ -26,11 +26,14 @@ def shared_out(f: Footprint, length: int, device: Device) -> list[tuple[int, int
     if f.pair_width or f.deep or f.double or f.wide or f.positions or f.single != 0.5 or not f.dots:
         return []
     wide = f.accumulated > 80 or f.dots > 1
-    if f.row_count < 2 * CONSUMER_ROWS or length < (SHORT // 4 if wide else SHORT):
+    few = SHORT // 2 if f.per_pair else SHORT // 4 if wide else SHORT
+    if f.row_count < 2 * CONSUMER_ROWS or length < few:
         return []
-    if f.per_pair and (length < 2 * SHORT or f.accumulated < CONSUMER_ROWS):
+    if f.per_pair and f.accumulated < CONSUMER_ROWS:
         return []
-    if f.per_pair:
+    if f.per_pair and f.row_count >= 4 * CONSUMER_ROWS and not wide:
+        shapes = [(4, 64, 2), (2, 128, 2), (2, 64, 2)]
+    elif f.per_pair:
         shapes = [(2, 128, 2), (2, 64, 2)]
     elif f.dots > 1:
         shapes = [(2, 64, 2)] if f.accumulated <= 160 else [(2, 32, 4)]
@@ -39,7 +42,7 @@ def shared_out(f: Footprint, length: int, device: Device) -> list[tuple[int, int
     else:
         shapes = [(3, 128, 2), (2, 128, 3), (2, 64, 2)]
     fit = [shape for shape in shapes if _room(f, *shape) <= device.shared]
-    return fit[: 1 if wide or f.per_pair else 2]
+    return fit[: 1 if wide else 2]
 
 
 def _room(f: Footprint, consumers: int, col_block: int, stages: int) -> int:
