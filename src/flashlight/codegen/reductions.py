@@ -415,6 +415,8 @@ class Reductions(ABC):
         wide = len(outer_axes) >= 2 and size * count > _TILE_ELEMENTS
         if len(outer_axes) >= 2 and holds_contraction(node):
             return self._looped(node, ctx, guarded)
+        if len(outer_axes) >= 2 and len(node.dims) > 1 and count <= _UNROLLED and not self.exact:
+            return self._unrolled(node, ctx, guarded)  # several dims are no row in memory
         if not wide and count <= WIDEST * 4:
             return self._folded(node, ctx, guarded)
         if node.monoid.is_position:
