@@ -293,3 +293,25 @@ def test_schedules_are_remembered_by_sizes_types_and_dims(install: Any) -> None:
         step = _step(text, {})
         keys.append(step.key(facts, _tensors(step, {}), {}))
     assert all(a != b for n, a in enumerate(keys) for b in keys[:n])
+
+
+def test_kernels_are_compiled_side_by_side_before_they_are_tried(install: Any) -> None:
+    """What cannot be compiled stops no other: its own trial says so."""
+    step = _step(attention())
+    tensors = _tensors(step)
+    seen: list[tuple[Schedule, dict[str, Any]]] = []
+
+    class Function:
+        def __init__(self, schedule: Schedule) -> None:
+            self.schedule = schedule
+
+        def warmup(self, *arguments: Any, grid: Any, **options: Any) -> None:
+            seen.append((self.schedule, options))
+            if len(seen) == 1:
+                raise RuntimeError("PassManager::run failed")
+
+    made = [step.plan(s, step.facts(tensors)) for s in step.schedules[:3]]
+    plans = [launch.Plan(p.schedule, p.kernel, p.source, Function(p.schedule)) for p in made]
+    launch.compile_all(plans, tensors, SMALL)
+    wanted = [(s, {"num_warps": s.warps, "num_stages": s.stages}) for s in step.schedules[:3]]
+    assert seen == wanted

@@ -6,6 +6,7 @@ loop keeps one plan for each combination of facts that has been met: a schedule,
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import os
@@ -48,8 +49,16 @@ from flashlight.rewrite.sweeps import swept, together, with_bounds
 from flashlight.rewrite.tile import candidates, fetched, instances, row_dims
 from flashlight.runtime import cache
 from flashlight.runtime.executable import KernelInfo
-from flashlight.runtime.launch import Key, Launch, Plan, key_of, start
-from flashlight.runtime.tune import Mode, Trial, choose, remember, remembered, variations
+from flashlight.runtime.launch import Key, Launch, Plan, compile_all, key_of, start
+from flashlight.runtime.tune import (
+    HOW_MANY,
+    Mode,
+    Trial,
+    choose,
+    remember,
+    remembered,
+    variations,
+)
 from flashlight.runtime.types import TORCH_TYPES
 
 SHORTEST = 512
@@ -390,7 +399,10 @@ class Step:
         if known is not None and tried(known, False) is not None:
             return tried.plans[known]
         allowed = [s for s in self.schedules if facts.roles or not s.consumers]
-        schedule = choose(variations(allowed, self.mode), self.mode, tried)
+        schedules = variations(allowed, self.mode)
+        if self.mode != "off":
+            tried.compile(schedules[: HOW_MANY[self.mode]])
+        schedule = choose(schedules, self.mode, tried)
         if schedule is None:
             message = f"No schedule of '{self.name}' runs on this device: {tried.error}"
             raise CompileError(message)
@@ -455,6 +467,7 @@ class _Trials:
     """Runs schedules on a call's own tensors; results of the first become the reference of the others.
 
     Attributes:
+        made: plans of schedules that were compiled side by side.
         plans: of the schedules that ran.
         error: what the last one that did not run raised.
     """
@@ -463,14 +476,22 @@ class _Trials:
     facts: Facts
     tensors: Mapping[str, torch.Tensor]
     sizes: Mapping[str, int]
+    made: dict[Schedule, Plan] = field(default_factory=dict)
     plans: dict[Schedule, Plan] = field(default_factory=dict)
     reference: dict[str, torch.Tensor] = field(default_factory=dict)
     error: Exception | None = None
 
+    def compile(self, schedules: Iterable[Schedule]) -> None:
+        """Compile the kernels of schedules that will be tried; what goes wrong is seen when they are."""
+        for s in schedules:
+            with contextlib.suppress(Exception):
+                self.made[s] = self.step.plan(s, self.facts)
+        compile_all(self.made.values(), self.tensors, self.sizes)
+
     def __call__(self, schedule: Schedule, timed: bool) -> Trial | None:
         """What came of a schedule, or None where it does not compile or does not fit the device."""
         try:
-            plan = self.step.plan(schedule, self.facts)
+            plan = self.made.get(schedule) or self.step.plan(schedule, self.facts)
             launch = start(plan, self.tensors, self.sizes)
         except Exception as error:
             # A kernel with roles is one more to try: whatever is wrong with it, others run.

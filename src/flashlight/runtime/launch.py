@@ -5,9 +5,12 @@ Triton looks at every argument of every call; calls like an earlier one go strai
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -90,9 +93,7 @@ def start(
     plan: Plan, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
 ) -> Launch | None:
     """Launch a kernel on its tensors' device, compiled if need be; None where there is nothing to do."""
-    count = 1
-    for g in plan.kernel.grid:
-        count *= evaluate(g.count, sizes)
+    count = _instances(plan, sizes)
     if count == 0:
         return None
     device = next(iter(tensors.values())).device
@@ -100,17 +101,49 @@ def start(
     arguments = [_argument(p, tensors, sizes, count) for p in source.parameters]
     if source.uses_descriptors:
         _set_allocator()
-    options = {"num_warps": plan.schedule.warps, "num_stages": plan.schedule.stages}
     if plan.schedule.consumers:
-        options = gluon.launch_options(plan.schedule.consumers)
         count = min(count, torch.cuda.get_device_properties(device).multi_processor_count)
     with torch.cuda.device_of(next(iter(tensors.values()))):  # Triton takes the current one
-        compiled = plan.function[(count,)](*arguments, **options)
+        compiled = plan.function[(count,)](*arguments, **_options(plan.schedule))
     kept = tuple(
         _based(a, None) if p.kind == "descriptor" else a if isinstance(a, int) else None
         for p, a in zip(source.parameters, arguments, strict=True)
     )
     return Launch(compiled, (count, 1, 1), kept, source.parameters, source.uses_descriptors)
+
+
+def compile_all(
+    plans: Iterable[Plan], tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
+) -> None:
+    """Compile kernels side by side for launches on some tensors: most of that time is spent outside of Python.
+
+    Errors are left to the launches, which compile again what is not there.
+    """
+    import triton
+
+    if not hasattr(triton, "AsyncCompileMode"):
+        return
+    with (
+        ThreadPoolExecutor() as threads,
+        torch.cuda.device_of(next(iter(tensors.values()))),
+        triton.AsyncCompileMode(threads, ignore_errors=True),
+    ):
+        for plan in plans:
+            with contextlib.suppress(Exception):
+                count = _instances(plan, sizes)
+                arguments = [_argument(p, tensors, sizes, count) for p in plan.source.parameters]
+                plan.function.warmup(*arguments, grid=(1,), **_options(plan.schedule))
+
+
+def _instances(plan: Plan, sizes: Mapping[str, int]) -> int:
+    return math.prod(evaluate(g.count, sizes) for g in plan.kernel.grid)
+
+
+def _options(schedule: Schedule) -> dict[str, int]:
+    """What Triton is told beside the arguments."""
+    if schedule.consumers:
+        return gluon.launch_options(schedule.consumers)
+    return {"num_warps": schedule.warps, "num_stages": schedule.stages}
 
 
 def _argument(
