@@ -328,6 +328,23 @@ def test_an_argmax_is_not_cut() -> None:
     assert [len(g.frame.loop) for g in groups_of(program)] == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("nest", "expected"),
+    [
+        ("nest O (| q, k) f32: sum exp(s[q, k])", ["(q | k)", "( | q)"]),
+        ("nest O (| k, q) f32: max abs(X[q] - Y[k])", ["(k | q)", "( | k)"]),
+        ("nest O (e | q, k) f32: sum exp(s[q, k]) * X[q] * V[k, e]", ["(q | k) e", "(e | q)"]),
+        ("nest O (q | k) f32: sum s[q, k] * Y[k]", ["(q | k)"]),
+        ("nest O (| k, e) f32: sum V[k, e]", ["( | k,e)"]),
+        ("nest O (| q, i) f32: sum X[q] - Z[i]", ["( | q,i)"]),  # the pairs have few columns
+    ],
+)
+def test_a_reduction_over_all_pairs_keeps_rows(nest: str, expected: list[str]) -> None:
+    program = fused(SCORES, f"  {nest}", inputs="X: f32[S]; Y: f32[T]; Z: f32[7]", dims="i: 7")
+    assert [shape(g) for g in groups_of(program)] == expected
+    check(program)
+
+
 def test_a_sink_column_splits_off() -> None:
     program = fused(
         SCORES,

@@ -20,6 +20,9 @@ from flashlight.rewrite.align import (
 )
 from flashlight.rewrite.roles import elements, fits_whole, kept_and_whole
 
+ROWS = 64
+"""A reduction over fewer rows of pairs is one kernel."""
+
 
 @dataclass
 class Group:
@@ -99,6 +102,13 @@ class Placement:
             if finishing is not None:
                 self.place(finishing)
                 return
+        outer = _rows_of_pairs(nest)
+        if outer:
+            part, finishing = self._parts(nest, tuple(d for d in nest.reduced if d not in outer))
+            self.names.add(part.name)
+            self.place(part)
+            self.place(finishing)
+            return
         self._open(nest, Frame(kept, nest.reduced, whole), phase)
 
     def in_order(self) -> list[Group]:
@@ -159,22 +169,27 @@ class Placement:
         if nest.monoid.is_position or len(nest.reduced) <= len(g.frame.loop):
             return None
         for inner in combinations(nest.reduced, len(g.frame.loop)):
-            outer = tuple(d for d in nest.reduced if d not in inner)
-            part = replace(
-                nest,
-                name=fresh_name(f"{nest.name}_part", self.names),
-                parallel=(*outer, *nest.parallel),
-                reduced=inner,
-                dtype=nest.dtype.compute,
-            )
+            part, finishing = self._parts(nest, inner)
             kept, whole = self._roles(part)
             fit = self._fit(part, kept, whole, g, phase)
             if fit is not None and fit.shares_reductions:
                 self._take(part, fit.way, g)
                 self.names.add(part.name)
-                finished = Load(part.buffer, tuple(Index(d) for d in part.parallel))
-                return replace(nest, reduced=outer, body=finished)
+                return finishing
         return None
+
+    def _parts(self, nest: Nest, inner: tuple[Dim, ...]) -> tuple[Nest, Nest]:
+        """A reduction over some of a nest's dims, and the nest that reduces its results over the rest."""
+        outer = tuple(d for d in nest.reduced if d not in inner)
+        part = replace(
+            nest,
+            name=fresh_name(f"{nest.name}_part", self.names),
+            parallel=(*outer, *nest.parallel),
+            reduced=inner,
+            dtype=nest.dtype.compute,
+        )
+        finished = Load(part.buffer, tuple(Index(d) for d in part.parallel))
+        return part, replace(nest, reduced=outer, body=finished)
 
     def _is_linked(self, nest: Nest, way: dict[Dim, Dim], g: Group) -> bool:
         """Whether later nests read both the nest and the group at one row, so that they end in one kernel."""
@@ -298,6 +313,27 @@ class _Rows:
         while self._parent.get(row, row) != row:
             row = self._parent[row]
         return row
+
+
+def _rows_of_pairs(nest: Nest) -> frozenset[Dim]:
+    """Dims of a reduction over pairs that are better kept, and reduced after the others: rows, where it keeps none.
+
+    A loss over all pairs would go over them row by row, in one instance of a program.
+    """
+    assert nest.monoid is not None
+    read = [free_dims(load) for load in loads(nest.body)]
+
+    def are_apart(a: Dim, b: Dim) -> bool:
+        return any(a in d and b not in d for d in read) and any(b in d and a not in d for d in read)
+
+    column = max(reversed(nest.reduced), key=lambda d: elements((d,)))
+    rows = frozenset(d for d in nest.reduced if are_apart(d, column))
+    if nest.monoid.is_position or elements(rows) < ROWS:
+        return frozenset()
+    if any(are_apart(d, column) for d in nest.parallel):
+        return frozenset()
+    beside = [d for d in nest.reduced if d is not column and elements((d,)) >= ROWS]
+    return rows | {d for d in beside if all(d in dims for dims in read if column in dims)}
 
 
 def _forced(nest: Nest, g: Group, bound: frozenset[Dim]) -> dict[Dim, Dim] | None:
