@@ -102,6 +102,84 @@ def residues(_: nn.Module) -> dict[str, Any]:
     return {"input_ids": torch.randint(4, 30, (2, LENGTH))}
 
 
+def features(_: nn.Module) -> dict[str, Any]:
+    """Two recordings, the second of them shorter."""
+    mask = torch.ones(2, 40, dtype=torch.long)
+    mask[1, 31:] = 0
+    tokens = torch.randint(3, TOKENS, (2, 12))
+    return {
+        "input_features": torch.randn(2, 40, 16),
+        "attention_mask": mask,
+        "decoder_input_ids": tokens,
+    }
+
+
+def bytes_of_words(_: nn.Module) -> dict[str, Any]:
+    return {"input_ids": torch.randint(5, 250, (2, 40))}
+
+
+def masked_bytes(model: nn.Module) -> dict[str, Any]:
+    known = words(model)
+    return {"inputs": known["input_ids"], "attention_mask": known["attention_mask"]}
+
+
+def queries(_: nn.Module) -> dict[str, Any]:
+    return {
+        "query_embeds": torch.randn(2, 9, WIDTH),
+        "encoder_hidden_states": torch.randn(2, 20, 48),
+    }
+
+
+def large_picture(_: nn.Module) -> dict[str, Any]:
+    return {"pixel_values": torch.randn(2, 3, 128, 128)}
+
+
+def colours(_: nn.Module) -> dict[str, Any]:
+    return {"hidden_states": torch.randn(2, 3, 64, 64)}
+
+
+def small_picture(_: nn.Module) -> dict[str, Any]:
+    return {"pixel_values": torch.randn(1, 3, 32, 32)}
+
+
+def clicked(model: nn.Module) -> dict[str, Any]:
+    points = 10 * torch.rand(1, 1, 2, 2)
+    return {
+        **picture(model),
+        "input_points": points,
+        "input_labels": torch.ones(1, 1, 2, dtype=torch.int),
+    }
+
+
+def labelled(_: nn.Module) -> dict[str, Any]:
+    """Two pictures, and two texts to find in each."""
+    return {
+        "input_ids": torch.randint(3, TOKENS, (4, 12)),
+        "pixel_values": torch.randn(2, 3, 32, 32),
+    }
+
+
+def told(_: nn.Module) -> dict[str, Any]:
+    """Text in which sixteen tokens stand for the picture, the rest of it a prompt and what follows."""
+    tokens = torch.cat([torch.full((2, 16), 3), torch.randint(5, TOKENS, (2, 32))], 1)
+    kinds = (torch.arange(48) >= 20).long().expand(2, -1)
+    mask = torch.ones(2, 48, dtype=torch.long)
+    known = {"input_ids": tokens, "attention_mask": mask, "token_type_ids": kinds}
+    return {**known, "pixel_values": torch.randn(2, 3, 32, 32)}
+
+
+def film(_: nn.Module) -> dict[str, Any]:
+    return {"pixel_values_videos": torch.randn(1, 4, 3, 32, 32)}
+
+
+def history(_: nn.Module) -> dict[str, Any]:
+    past, future = torch.randn(2, 31).abs(), torch.randn(2, 8)
+    return {
+        "past_values": past, "past_time_features": torch.randn(2, 31, 2), "past_observed_mask": torch.ones(2, 31),
+        "future_values": future, "future_time_features": torch.randn(2, 8, 2),
+    }  # fmt: skip
+
+
 def series(_: nn.Module) -> dict[str, Any]:
     return {"past_values": torch.randn(2, 64, 3)}
 
@@ -157,6 +235,61 @@ BY_AXIS = {
 SPARSE = {
     "attention_type": "block_sparse", "block_size": 16, "num_random_blocks": 1, "max_position_embeddings": 256,
 }  # fmt: skip
+BYTES = {"vocab_size": 260, "max_position_embeddings": 128, **ENCODER}
+LOCAL_BYTES = {**BYTES, "hidden_size_global": WIDTH, "cross_attn_k": 1}
+PATCHES_OF_BYTES = {
+    "vocab_size": 260, "patch_in_forward": False, "encoder_hash_byte_group_size": [3], "encoder_hash_byte_group_vocab": 100,
+    "encoder_hash_byte_group_nb_functions": 1, "patcher_config": BYTES, "global_config": BYTES,
+    "cross_attn_k": 1, "encoder_config": LOCAL_BYTES, "decoder_config": LOCAL_BYTES,
+}  # fmt: skip
+LATENTS = {
+    "num_latents": 12, "d_latents": WIDTH, "d_model": 48, "num_blocks": 2, "num_self_attends_per_block": 1,
+    "num_self_attention_heads": HEADS, "num_cross_attention_heads": HEADS,
+}  # fmt: skip
+RESNET = {
+    "model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 16, 32, 32], "depths": [1] * 4, "layer_type": "basic",
+    "out_features": ["stage4"],
+}  # fmt: skip
+CHANNELS = {
+    "embed_dim": [16, 32], "depths": [1, 1], "num_heads": [2, 4], "num_groups": [2, 4], "patch_size": [7, 3], "patch_stride": [4, 2],
+    "patch_padding": [3, 1], "patch_prenorm": [False, True], "window_size": 4,
+}  # fmt: skip
+SEGMENTS = {
+    "vision_config": {
+        "backbone_config": {
+            "hidden_size": 16, "num_attention_heads": 1, "image_size": [64, 64], "blocks_per_stage": [1, 2, 1, 1],
+            "embed_dim_per_stage": [16, 32, 64, 128], "num_attention_heads_per_stage": [1, 2, 4, 8],
+            "window_size_per_stage": [4, 2, 4, 2], "window_positional_embedding_background_size": [4, 4],
+            "global_attention_blocks": [2],
+        },
+        "backbone_channel_list": [128, 64, 32, 16], "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]], "fpn_hidden_size": 32,
+    },
+    "prompt_encoder_config": {"hidden_size": 32, "image_size": 64, "patch_size": 16},
+    "mask_decoder_config": {"hidden_size": 32, "mlp_dim": 48, "num_attention_heads": HEADS, "iou_head_hidden_dim": 32},
+}  # fmt: skip
+SMALL_PICTURE = {**ENCODER, "image_size": 16, "patch_size": 8, "model_type": "dinov2"}
+SCALES = {
+    "patch_size": 16, "fusion_hidden_size": 16, "intermediate_hook_ids": [1, 0], "intermediate_feature_dims": [16, 16],
+    "scaled_images_ratios": [0.5, 1.0], "scaled_images_overlap_ratios": [0.0, 0.25], "scaled_images_feature_dims": [32, 16],
+    "use_fov_model": False,
+    "image_model_config": SMALL_PICTURE, "patch_model_config": SMALL_PICTURE, "fov_model_config": SMALL_PICTURE,
+}  # fmt: skip
+CHUNKS = {
+    "feature_projection_input_dim": 16, "t2u_vocab_size": TOKENS, "conv_depthwise_kernel_size": 5, "speech_encoder_layers": 2,
+    "speech_encoder_attention_heads": HEADS, "speech_encoder_intermediate_size": 96, "speech_encoder_chunk_size": 8,
+    "speech_encoder_left_chunk_num": 1, "left_max_position_embeddings": 8, "right_max_position_embeddings": 4,
+}  # fmt: skip
+PREFIX = {
+    "image_token_index": 3, "projection_dim": WIDTH, "hidden_size": WIDTH,
+    "vision_config": {**ENCODER, "model_type": "siglip_vision_model", "image_size": 32, "patch_size": 8, "vision_use_head": False},
+    "text_config": {**ENCODER, "model_type": "gemma", "vocab_size": TOKENS, "num_key_value_heads": 2, "head_dim": 16},
+}  # fmt: skip
+FRAMES = {
+    "num_frames": 4, "tubelet_size": [1, 8, 8], "num_spatial_layers": 2, "num_temporal_layers": 2, "num_auxiliary_layers": 1,
+}  # fmt: skip
+FORECAST = {
+    "prediction_length": 8, "context_length": 24, "d_model": 32, "num_time_features": 2, "lags_sequence": [1, 2, 3, 4, 5, 6, 7],
+}  # fmt: skip
 TEXT_AND_IMAGE = {
     "text_config": {**ENCODER, "vocab_size": TOKENS, "max_position_embeddings": 128, "eos_token_id": 2},
     "vision_config": {**ENCODER, "image_size": 32, "patch_size": 8},
@@ -180,6 +313,7 @@ FAMILIES: dict[str, Sequence[Case]] = {
         Case("OPTForCausalLM"),
         Case("DiffLlamaForCausalLM"),
         Case("DogeForCausalLM"),
+        Case("BltForCausalLM", PATCHES_OF_BYTES, bytes_of_words),
     ),
     "Mixtures of experts and latent attention": (
         Case("MixtralForCausalLM"),
@@ -216,6 +350,8 @@ FAMILIES: dict[str, Sequence[Case]] = {
         Case("NystromformerModel"),
         Case("ConvBertModel"),
         Case("CanineModel"),
+        Case("FunnelModel", {"block_sizes": [1, 1], "num_decoder_layers": 1}),
+        Case("PerceiverForMaskedLM", LATENTS, masked_bytes),
         Case("EsmModel", {"position_embedding_type": "rotary", "vocab_size": 40, "pad_token_id": 1, "mask_token_id": 32}, residues),
     ),
     "Encoders with decoders": (
@@ -223,6 +359,8 @@ FAMILIES: dict[str, Sequence[Case]] = {
         Case("BartModel", inputs=both),
         Case("M2M100Model", inputs=both),
         Case("PegasusXModel", inputs=both),
+        Case("LEDModel", {"attention_window": 16}, both),
+        Case("LongT5Model", inputs=both),
         Case("ProphetNetModel", {"num_encoder_attention_heads": HEADS, "num_decoder_attention_heads": HEADS}, both),
     ),
     "Pictures": (
@@ -234,6 +372,10 @@ FAMILIES: dict[str, Sequence[Case]] = {
         Case("HieraModel", POOLED, picture),
         Case("SegformerModel", {"image_size": 64, "patch_size": 4}, picture),
         Case("SamVisionModel", BY_AXIS, picture),
+        Case("Sam2Model", SEGMENTS, clicked),
+        Case("Florence2VisionBackbone", CHANNELS, colours),
+        Case("DepthProModel", SCALES, small_picture),
+        Case("DetrModel", {"backbone_config": RESNET, "num_queries": 10}, large_picture),
     ),
     "Sound, series and several senses": (
         Case("WhisperModel", {"num_mel_bins": 16, "max_source_positions": 64}, speech),
@@ -245,6 +387,12 @@ FAMILIES: dict[str, Sequence[Case]] = {
         Case("CLIPModel", TEXT_AND_IMAGE, captioned),
         Case("SiglipModel", TEXT_AND_IMAGE, captioned),
         Case("BlipModel", TEXT_AND_IMAGE, captioned),
+        Case("Owlv2ForObjectDetection", {**TEXT_AND_IMAGE, "projection_dim": WIDTH}, labelled),
+        Case("Blip2QFormerModel", {"encoder_hidden_size": 48, "cross_attention_frequency": 1}, queries),
+        Case("PaliGemmaForConditionalGeneration", PREFIX, told),
+        Case("SeamlessM4Tv2ForSpeechToText", CHUNKS, features),
+        Case("VideoPrismVisionModel", FRAMES, film),
+        Case("TimeSeriesTransformerModel", FORECAST, history),
     ),
 }  # fmt: skip
 
