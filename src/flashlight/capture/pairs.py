@@ -9,7 +9,7 @@ they only say whether a product with a weight matrix, or an outer product, is wo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -158,6 +158,29 @@ class Pairs:
                     found = replace(found, pairs=frozenset(), origin=False)
                 self.of[cell.name] = found
                 self.of[cell.name].follows = self._follows(cell)
+
+    # -- Where pairs come from
+
+    def cone(self, sources: Iterable[str]) -> set[str]:
+        """Cells from which pairs came, back to where they were made."""
+        found: set[str] = set()
+        work = list(sources)
+        while work:
+            name = work.pop()
+            if name not in found:
+                found.add(name)
+                work.extend(self.of[name].sources)
+        return found
+
+    def origins(self, names: Iterable[str]) -> frozenset[str]:
+        """Those that make pairs."""
+        return frozenset(name for name in names if self.of[name].origin)
+
+    def are_few(self, name: str) -> bool:
+        """Whether pairs are fewer than the elements of what made them: nothing is lost where they are written."""
+        made = [self.lifter.cells[n] for n in self.origins(self.cone((name,)))]
+        read = [self.count(load.buffer.name) for cell in made for load in cell.loads()]
+        return self.count(name) <= max(read, default=0)
 
     # -- Sizes
 

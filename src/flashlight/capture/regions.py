@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.fx
 
-from flashlight.capture.pairs import Pairs, count, is_cheap, join_of, unpacks
+from flashlight.capture.pairs import SMALL, Pairs, count, is_cheap, join_of, unpacks
 from flashlight.capture.paths import Paths
 from flashlight.capture.reading import Sides, is_lookup, is_plain, readers, sides_through
 from flashlight.capture.refusals import refusal_of
@@ -176,13 +176,14 @@ class Finder:
         sure = [r for r in worth if r not in late]
         if only_softmax:
             sure = [r for r in sure if self._is_large(r) and self._is_softmax(r, pairs)]
-        taken = [r for r in sure if not self._escapes(r, pairs, held)]
+        escaped = {n for r in sure for n in self._aside(r, pairs, held)}
+        taken = [r for r in sure if not escaped & r.paired and not self._escapes(r, pairs, held)]
         self._leave_results([*found, *taken])
         found += [*taken, *self._biases(taken, pairs)]
         if not pairs.weights:
             self._note_open(pairs, {name for r in candidates for name in r.members})
         idle = [r for r in complete if not r.is_weak and r not in worth]
-        return _origins(idle, pairs), _origins(late, pairs)
+        return pairs.origins(_paired(idle)) | escaped, pairs.origins(_paired(late))
 
     def _is_doubtful(self, region: Region, pairs: Pairs) -> bool:
         """Whether products make more of pairs than there are: features that are normalised, rather than scores."""
@@ -208,7 +209,7 @@ class Finder:
             known = pairs.of[cell.name]
             if not known.closes:
                 continue
-            new = Region({cell.name}, _cone(known.sources, pairs))
+            new = Region({cell.name}, pairs.cone(known.sources))
             span = self._span(new)
             apart = []
             for old, other in regions:
@@ -621,6 +622,13 @@ class Finder:
         dense = is_large and self._is_dense(region, pairs)
         return dense or (is_core and self._is_slim(region, pairs))
 
+    def _aside(self, region: Region, pairs: Pairs, held: set[str]) -> frozenset[str]:
+        """Products of much fewer pairs that something else reads: scores of blocks, the largest of which are looked for."""
+        escape = self._escape(region.paired, pairs, held)
+        if escape is None or SMALL * self._count(escape[1].name) > self._largest(region):
+            return frozenset()
+        return pairs.origins(pairs.cone((escape[1].name,)))
+
     def _escapes(self, region: Region, pairs: Pairs, held: set[str]) -> bool:
         """Whether something else reads scores of what looks like attention; a refusal is noted."""
         escape = self._escape(region.paired, pairs, held)
@@ -738,7 +746,7 @@ class Finder:
             if name in closed or not any(p.is_strong for p in known.pairs):
                 continue
             cell = self.cells[name]
-            if any(e.buffer.name in closed for e in cell.loads()):
+            if any(e.buffer.name in closed for e in cell.loads()) or pairs.are_few(name):
                 continue
             reading = sorted(self._outside(cell, closed), key=self.order.__getitem__)
             strange = [n for n in reading if n.op == "call_function" and self._ends(n, pairs)]
@@ -763,21 +771,8 @@ def _names(regions: Iterable[Region]) -> frozenset[str]:
     return frozenset(name for r in regions for name in r.members)
 
 
-def _origins(regions: Iterable[Region], pairs: Pairs) -> frozenset[str]:
-    """Products that made the pairs of regions."""
-    return frozenset(name for r in regions for name in r.paired if pairs.of[name].origin)
-
-
-def _cone(sources: frozenset[str], pairs: Pairs) -> set[str]:
-    """Cells from which pairs came, back to where they were made."""
-    found: set[str] = set()
-    work = list(sources)
-    while work:
-        name = work.pop()
-        if name not in found:
-            found.add(name)
-            work.extend(pairs.of[name].sources)
-    return found
+def _paired(regions: Iterable[Region]) -> frozenset[str]:
+    return frozenset(name for r in regions for name in r.paired)
 
 
 def _is_within_another(region: Region, others: Iterable[Region]) -> bool:
