@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flashlight import options as option_names
 from flashlight import trace
-from flashlight.capture import lowering, record
+from flashlight.capture import layers, lowering, record
 from flashlight.capture.capture import capture
 from flashlight.capture.record import Record, collecting
 from flashlight.errors import ProgramError, RefusedError
@@ -131,10 +131,11 @@ class _Table(dict[Any, Callable[..., Any]]):
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Inductor's table without those that hide products."""
+    """Inductor's table without those that hide products, and with those of layers that hide attention."""
     from torch._inductor.decomposition import select_decomp_table
 
     table = _Table(select_decomp_table())
+    table.update(layers.DECOMPOSITIONS)
     for name in _KEPT_WHOLE:
         table.pop(getattr(torch.ops.aten, name).default, None)
     return table
