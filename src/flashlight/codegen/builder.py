@@ -66,6 +66,7 @@ class Builder:
         self._casts: dict[Value, Value] = {}
         self._negated: dict[Value, Value] = {}
         self._names: dict[str, int] = {}
+        self._ordinary: set[Value] = set()
         self._floors: list[int] = []
         self.axes: list[Axis] = []
         self.sizes: list[Size] = []
@@ -147,6 +148,10 @@ class Builder:
         if op == "neg":
             self._negated[result] = args[0]
         return result
+
+    def ordinary(self, value: Value) -> None:
+        """A value whose reciprocal is an ordinary number wherever it is neither 0, infinite nor NaN."""
+        self._ordinary.add(value)
 
     def cast(self, x: Value, dtype: DType) -> Value:
         return x if x.dtype is dtype else self.compute("cast", x, dtype=dtype, hint=x.name)
@@ -483,6 +488,10 @@ class Builder:
         def number(x: float) -> Value:
             return self.constant(x, DType.F32)
 
+        if divisor in self._ordinary:
+            return self.compute(
+                "mul", dividend, self.compute("div", number(1.0), divisor), hint=hint
+            )
         size = self.compute("abs", divisor)
         large = self.compute("gt", size, number(2.0**96))
         small = self.compute("lt", size, number(2.0**-96))

@@ -8,7 +8,7 @@ a factor leaves a maximum only if it is positive, finite and free of the loop.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from flashlight.ir.dtypes import DType
@@ -18,6 +18,7 @@ from flashlight.ir.exprs import (
     Const,
     Dim,
     Expr,
+    Index,
     Load,
     Reduce,
     Select,
@@ -250,6 +251,31 @@ def _finite_reference(expr: Expr) -> Expr | None:
             return Binary("max", Binary("min", expr, most), neg(most))
         case _:
             return None
+
+
+def has_its_maximum(carry: Carry, carries: Iterable[Carry], loop: frozenset[Dim]) -> bool:
+    """Whether a sum of a prepared loop is of exponentials relative to the maximum of their own exponents.
+
+    One of its terms is then 1, up to rounding, and none is larger, unless it is 0 (no finite exponent), infinite or NaN.
+    """
+    if carry.monoid is not SUM or carry.shifts:
+        return False
+    match carry.body:
+        case Unary("exp", Binary("sub", x, Binary("mul", Unary("anchor", reference), scale))):
+            own, rest = scale_of(x, loop)
+            return own is scale and _is_maximum(reference, rest, carries)
+        case Unary("exp", Binary("sub", x, Unary("anchor", reference))):
+            return _is_maximum(reference, x, carries)
+        case _:
+            return False
+
+
+def _is_maximum(value: Expr, of: Expr, carries: Iterable[Carry]) -> bool:
+    """Whether a value is the maximum of an expression."""
+    return any(
+        value is Load(c.buffer, tuple(map(Index, c.dims))) and c.monoid is MAX and c.body is of
+        for c in carries
+    )
 
 
 HUGE = 1e5

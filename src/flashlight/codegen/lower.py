@@ -8,7 +8,7 @@ from itertools import groupby
 from flashlight.codegen.blocks import Axis, GridDim, Kernel, Subscript, Value, walk
 from flashlight.codegen.blocks import Fetch as FetchOp
 from flashlight.codegen.builder import Builder
-from flashlight.codegen.exponents import prepare
+from flashlight.codegen.exponents import has_its_maximum, prepare
 from flashlight.codegen.places import Place, Places, interval
 from flashlight.codegen.reductions import Context
 from flashlight.codegen.sharing import share_dims
@@ -175,7 +175,10 @@ class _Lowering(TileStep):
             values = list(self._outer(number, p, carried, self.places, self.schedule.outer, ()))
         at = 0
         for c in p.carries:
-            self.finals[c.name] = (c.dims, values[at + len(self.slots(c)) - 1])
+            final = values[at + len(self.slots(c)) - 1]
+            self.finals[c.name] = (c.dims, final)
+            if has_its_maximum(c, p.carries, frozenset(self.loop.loop)):
+                self.b.ordinary(final)
             at += len(self.slots(c))
 
     def _outer(

@@ -85,10 +85,7 @@ def fused_max_sum2(
         A = tl.dot(p.to(tl.float16), V_tile, A * phi[:, None])
         m = m_1
         ref = t_4
-    t_4 = tl.abs(l)
-    t_5 = tl.where(t_4 < 1.262177448353619e-29, 4294967296.0, tl.where(t_4 > 7.922816251426434e+28, 2.3283064365386963e-10, 1.0))
-    t_6 = ((A * t_5[:, None]) * (1.0 / (l * t_5))[:, None]).to(tl.float16)
     e_at = tl.arange(0, 64)
     O_base = O + b.to(tl.int64) * O_s0 + h.to(tl.int64) * O_s1 + row_start.to(tl.int64) * O_s2
     O_at = rows_at[:, None] * O_s2 + e_at[None, :] * O_s3
-    tl.store(O_base + O_at, t_6)
+    tl.store(O_base + O_at, (A * (1.0 / l)[:, None]).to(tl.float16))

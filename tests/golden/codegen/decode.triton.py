@@ -101,10 +101,7 @@ def fused_max_sum2(
         A = tl.dot(p.to(tl.bfloat16), V_tile, A * phi[:, None])
         m = m_1
         ref = t_10
-    t_10 = tl.abs(l)
-    t_11 = tl.where(t_10 < 1.262177448353619e-29, 4294967296.0, tl.where(t_10 > 7.922816251426434e+28, 2.3283064365386963e-10, 1.0))
-    t_12 = ((A * t_11[:, None]) * (1.0 / (l * t_11))[:, None]).to(tl.bfloat16)
     e_at = tl.arange(0, 64)
     O_base = O + b.to(tl.int64) * O_s0 + hk.to(tl.int64) * O_s1
     O_at = q_rest[:, None].to(tl.int64) * O_s2 + q_at[:, None].to(tl.int64) * O_s3 + e_at[None, :] * O_s4
-    tl.store(O_base + O_at, t_12, mask=rows_ok[:, None])
+    tl.store(O_base + O_at, (A * (1.0 / l)[:, None]).to(tl.bfloat16), mask=rows_ok[:, None])

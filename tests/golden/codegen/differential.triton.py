@@ -108,15 +108,10 @@ def fused_max2_sum4(
         m1 = m1_1
         ref = t_3
         ref_1 = t_4
-    t_3 = tl.abs(l0)
-    t_4 = tl.where(t_3 < 1.262177448353619e-29, 4294967296.0, tl.where(t_3 > 7.922816251426434e+28, 2.3283064365386963e-10, 1.0))
-    t_5 = tl.abs(l1)
-    t_6 = tl.where(t_5 < 1.262177448353619e-29, 4294967296.0, tl.where(t_5 > 7.922816251426434e+28, 2.3283064365386963e-10, 1.0))
     lam_base = lam + h.to(tl.int64) * lam_s0
     lam_tile = tl.load(lam_base)
-    t_7 = ((A1 * t_6[:, None]) * (1.0 / (l1 * t_6))[:, None]) * lam_tile
-    t_8 = ((A0 * t_4[:, None]) * (1.0 / (l0 * t_4))[:, None]) - t_7
+    t_3 = (A0 * (1.0 / l0)[:, None]) - ((A1 * (1.0 / l1)[:, None]) * lam_tile)
     e_at = tl.arange(0, 64)
     O_base = O + b.to(tl.int64) * O_s0 + h.to(tl.int64) * O_s1 + row_start.to(tl.int64) * O_s2
     O_at = rows_at[:, None] * O_s2 + e_at[None, :] * O_s3
-    tl.store(O_base + O_at, t_8.to(tl.bfloat16), mask=(row_start + rows_at < S)[:, None])
+    tl.store(O_base + O_at, t_3.to(tl.bfloat16), mask=(row_start + rows_at < S)[:, None])
