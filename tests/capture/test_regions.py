@@ -211,6 +211,18 @@ def test_few_keys() -> None:
     assert found(few_keys_and_weights, *args) == (0, ["score-returned"])
 
 
+def window_sums(x: T, w: T, taps: T) -> T:
+    """Sums over windows, by weights that are made of features for each position, and again of the sums."""
+    for _ in range(2):
+        weights = ((x @ w * (x @ w.mT)) @ taps).softmax(-1)
+        x = (F.pad(x, (0, 0, 4, 4)).unfold(0, 9, 1) @ weights[..., None])[..., 0]
+    return x
+
+
+def test_statistics_of_a_layer_are_none_of_the_next() -> None:
+    assert found(window_sums, r(64, 32), r(32, 32), r(32, 9)) == (2, [])
+
+
 def two_convolutions(x: T, w: T, u: T) -> T:
     """An MLP over channels: no attention, although its weights have four axes."""
     return F.conv2d(torch.relu(F.conv2d(x, w)), u)

@@ -8,7 +8,9 @@ they only say whether a product with a weight matrix, or an outer product, is wo
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -90,7 +92,8 @@ class Pairing:
         contraction: whether it sums products of two tensors.
         origin: whether its own operands make a pair.
         weighted: whether one operand of the contraction is a weight.
-        follows: whether it is computed from a cell that closes pairs.
+        makers: bits of the products that made its pairs.
+        closed: bits of the products whose pairs were closed on the way to it.
     """
 
     pairs: frozenset[Pair] = frozenset()
@@ -99,7 +102,8 @@ class Pairing:
     contraction: bool = False
     origin: bool = False
     weighted: bool = False
-    follows: bool = False
+    makers: int = 0
+    closed: int = 0
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,8 @@ class Pairs:
                 if cell.name in self.settled and found.origin:
                     found = replace(found, pairs=frozenset(), origin=False)
                 self.of[cell.name] = found
-                self.of[cell.name].follows = self._follows(cell)
+                found.makers = self._makers(cell, found)
+                found.closed = self._closed(cell)
 
     # -- Where pairs come from
 
@@ -227,13 +232,14 @@ class Pairs:
         """A reader of pairs that holds them itself."""
         places = {d: n for n, d in enumerate(cell.nest.parallel)}
         width = self._width(cell) if cell.contraction else 1
+        closed = self._closed(cell)
         pairs = frozenset(
             Pair(
                 frozenset(places[d] for d in i.rows if d in places),
                 frozenset(places[d] for d in i.columns if d in places),
                 i.pair.is_strong,
                 i.pair.is_slim,
-                i.pair.is_normal or self._follows(cell),
+                i.pair.is_normal or bool(self.of[i.source].makers & closed),
                 i.pair.depth * width,
                 i.pair.is_mixed or width > 1,
                 frozenset(places[d] for d in i.own if d in places),
@@ -257,9 +263,22 @@ class Pairs:
         """Over how many terms a cell sums."""
         return math.prod(integer_hint(d.extent, self.hints) for d in cell.nest.reduced)
 
-    def _follows(self, cell: Cell) -> bool:
-        names = {load.buffer.name for load in cell.loads()} & self.of.keys()
-        return any(self.of[n].closes or self.of[n].follows for n in names)
+    def _makers(self, cell: Cell, found: Pairing) -> int:
+        """The products that made a cell's pairs."""
+        if found.origin:
+            return 1 << len(self.of)
+        return self._made_by(found.sources) if found.pairs else 0
+
+    def _made_by(self, names: Iterable[str]) -> int:
+        return functools.reduce(operator.or_, (self.of[n].makers for n in names), 0)
+
+    def _closed(self, cell: Cell) -> int:
+        """The products of whose pairs there are statistics, or sums of rows, among what a cell is computed from."""
+        found = 0
+        for name in {load.buffer.name for load in cell.loads()} & self.of.keys():
+            known = self.of[name]
+            found |= known.closed | (self._made_by(known.sources) if known.closes else 0)
+        return found
 
     def _incoming(self, cell: Cell, load: Load) -> Iterator[_Incoming]:
         known = self.of.get(load.buffer.name)
