@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.fx
 
@@ -17,17 +19,24 @@ def readers(cell: Cell, lifter: Lifter) -> set[Node]:
     """FX nodes that read a cell's tensor, through views."""
     found: set[Node] = set()
     seen: set[Node] = set()
-    work = [u for t in cell.tensors for u in t.users]
+    work = [u for t in cell.tensors for u in _reading(t)]
     while work:
         node = work.pop()
         if node in seen or node in cell.tensors:
             continue
         seen.add(node)
         if node in lifter.views:
-            work.extend(node.users)
+            work.extend(_reading(node))
         elif not isinstance(node.meta.get("val"), torch.SymInt | int):  # who asks for a size only
             found.add(node)
     return found
+
+
+def _reading(node: Node) -> Iterator[Node]:
+    """Who reads elements of a node's tensor, and not its shape only, as an assignment does where it writes."""
+    for user in node.users:
+        if user.target is not torch.ops.aten.copy.default or user.args[1] is node:
+            yield user
 
 
 def is_plain(load: Load, cell: Cell) -> bool:

@@ -142,6 +142,7 @@ class Lifter:
         try:
             result = function(self, node, *node.args, **node.kwargs)
         except (UntranslatableSize, NoRuleError):
+            self.made.pop(node, None)  # steps of a rule that gave up
             return None
         moves_only = is_view or any(
             isinstance(a, torch.fx.Node) and self.values.get(a) is result for a in node.args

@@ -9,7 +9,9 @@ import torch
 import torch.fx
 
 from flashlight.ir.dtypes import DType
-from flashlight.ir.exprs import ZERO, Binary, Expr, Select, add, const
+from flashlight.ir.exprs import ZERO, Binary, Dim, Expr, Index, Select, add, const
+from flashlight.ir.monoids import ANY
+from flashlight.ir.visit import free_dims
 from flashlight.lift import values
 from flashlight.lift.extents import Extent, expr_of, is_one, is_same
 from flashlight.lift.lift import Lifter, NoRuleError, common_factors, rule
@@ -98,25 +100,47 @@ def _gather(
 def _index_put(
     lift: Lifter, node: torch.fx.Node, x: Any, index: Any, new: Any, accumulate: bool = False
 ) -> Value:
-    """`x[mask] = new` where all places that the mask selects get the same: a select."""
+    """`x[mask] = new` where all places that the mask selects get the same: a select. The same for a list of positions."""
     source, written, dtype = lift.tensor(x), lift.tensor(new), lift.dtype(node)
     masks = [(axis, lift.tensor(i)) for axis, i in enumerate(index) if i is not None]
-    if accumulate or len(masks) != 1 or masks[0][1].dtype is not DType.BOOL:
-        raise NoRuleError("writing at positions")
+    if accumulate or len(masks) != 1:
+        raise NoRuleError("writing at positions of several axes")
     first, mask = masks[0]
+    # Axes of the selection: those of the mask are one, those of positions stand for the axis that they are of.
+    own = 1 if mask.dtype is DType.BOOL else len(mask.shape)
+    if mask.dtype is not DType.BOOL:
+        mask = _is_listed(lift, node, _integer(mask), source.shape[first])
     after = first + len(mask.shape)
-    # Axes of the selection: those of the mask are one.
-    kept = len(source.shape) - len(mask.shape) + 1
-    chosen = first - (kept - len(written.shape))
-    if chosen >= 0 and not is_one(written.shape[chosen]):
-        raise NoRuleError("an element for each place that a mask selects")
+    kept = len(source.shape) - len(mask.shape) + own
+    chosen = range(first - (kept - len(written.shape)), first + own - (kept - len(written.shape)))
+    if any(n >= 0 and _varies(written, n) for n in chosen):
+        raise NoRuleError("an element for each place that is chosen")
 
     def body(out: Positions, _: Positions) -> Expr:
-        places: Positions = (*out[:first], (), *out[after:])
+        places: Positions = (*out[:first], *[()] * own, *out[after:])
         element = written.at(places[kept - len(written.shape) :])
         return Select(mask.at(out[first:after]), exactly(element, dtype), source.at(out))
 
     return lift.make(node, source.shape, body, dtype, factors=source.factors)
+
+
+def _varies(x: Value, axis: int) -> bool:
+    """Whether elements differ along an axis, or may: a number that is expanded does not."""
+    along = Dim("along", expr_of(x.shape[axis]))
+    at = [digit(Index(along) if n == axis else ZERO, size) for n, size in enumerate(x.shape)]
+    return not is_one(x.shape[axis]) and along in free_dims(x.at(at))
+
+
+def _is_listed(lift: Lifter, node: torch.fx.Node, where: Value, size: Extent) -> Value:
+    """For each position of an axis, whether a list names it."""
+
+    def body(out: Positions, inner: Positions) -> Expr:
+        places = inner or [()] * len(where.shape)
+        return Binary("eq", fold(out[0]), wrapped(where.at(places), size))
+
+    reduced = where.factors if any(where.factors) else ()
+    monoid = ANY if reduced else None
+    return lift.make(node, (size,), body, DType.BOOL, reduced=reduced, monoid=monoid)
 
 
 @rule(aten.scatter.value, aten.scatter.src)
