@@ -59,6 +59,22 @@ def test_values(fn: Callable[[T, T, T], Any], dynamic: bool) -> None:
         assert not flashlight.explain(attention, *args).materialized
 
 
+@pytest.mark.parametrize("length", [70, 900])
+def test_all_weights_of_one_query(length: int) -> None:
+    """They are fewer than the keys, and returned for choosing which of those to keep."""
+
+    def fn(q: T, k: T, v: T) -> Any:
+        k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+        p = (q @ k.mT * D**-0.5).softmax(-1)
+        return p @ v, p
+
+    args = (r(B, 2 * H, 1, D), r(B, H, length, D, seed=1), r(B, H, length, D, seed=2))
+    check(fn, torch.compile(fn, backend="flashlight"), args)
+    report = flashlight.explain(fn, *args)
+    assert report.kernels
+    assert not report.refusals
+
+
 def test_most_of_the_weights_are_weights() -> None:
     def fn(q: T, k: T, v: T) -> Any:
         p = (q @ k.mT).softmax(-1)

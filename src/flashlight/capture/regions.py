@@ -366,11 +366,11 @@ class Finder:
         return bool(made) and all(c.name in members for c in (reading or made))
 
     def _is_root(self, name: str, region: Region) -> bool:
-        return (
-            name not in region.paired
-            and name in region.closers | self._derived(region)
-            and bool(self._outside(self.cells[name], region.members))
-        )
+        if name not in region.closers | self._derived(region):
+            return False
+        outside = self._outside(self.cells[name], region.members)
+        is_pair = name in region.paired
+        return bool(outside) and (not is_pair or any(n.op == "output" for n in outside))
 
     def _derived(self, region: Region) -> set[str]:
         """Members that are computed from a closer: everything else is absorbed, and also computed outside if read there."""
@@ -644,6 +644,8 @@ class Finder:
         while work:
             cell = self.cells[work.pop(0)]
             for node in sorted(self._outside(cell, held), key=self.order.__getitem__):
+                if node.op == "output" and pairs.are_few(cell.name):
+                    continue  # the weights of one query, written by the kernel
                 nearest = nearest or (node, cell)
                 following = self._cells_of(node)
                 if not following or self._ends(node, pairs):
