@@ -102,6 +102,7 @@ class Finder:
         self.own = {name: self.paths.set_of(c.tensors) for name, c in self.cells.items()}
         self.made_together = 0
         self.shared_biases: list[tuple[Cell, set[str], Region]] = []
+        self.put_aside: list[tuple[Region, Node, Cell]] = []
         for node, cells in self.lifter.made.items():
             for cell in cells:
                 self.makers.setdefault(cell.name, []).append(node)
@@ -123,6 +124,10 @@ class Finder:
         if doubtful:
             self._add_doubtful(found, settled, doubtful)
         self._add(found, Pairs(self.lifter, self.hints, True, _names(found)))
+        held = _names(found)
+        for region, node, cell in self.put_aside:
+            if not region.closers & held:
+                self._refuse_node(region, node, cell)
         return sorted(found, key=lambda r: max(self.rank[name] for name in r.closers))
 
     def _add_doubtful(
@@ -623,11 +628,16 @@ class Finder:
         return dense or (is_core and self._is_slim(region, pairs))
 
     def _aside(self, region: Region, pairs: Pairs, held: set[str]) -> frozenset[str]:
-        """Products of much fewer pairs that something else reads: scores of blocks, the largest of which are looked for."""
+        """Products that something else reads and the region could read too: a bias beside its scores, or much fewer scores of blocks."""
         escape = self._escape(region.paired, pairs, held)
-        if escape is None or SMALL * self._count(escape[1].name) > self._largest(region):
+        if escape is None:
             return frozenset()
-        return pairs.origins(pairs.cone((escape[1].name,)))
+        made = pairs.origins(pairs.cone((escape[1].name,)))
+        is_few = SMALL * self._count(escape[1].name) <= self._largest(region)
+        if not is_few and not made < pairs.origins(region.paired):
+            return frozenset()
+        self.put_aside.append((region, *escape))
+        return made
 
     def _escapes(self, region: Region, pairs: Pairs, held: set[str]) -> bool:
         """Whether something else reads scores of what looks like attention; a refusal is noted."""
