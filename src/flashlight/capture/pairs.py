@@ -181,6 +181,17 @@ class Pairs:
         """Those that make pairs."""
         return frozenset(name for name in names if self.of[name].origin)
 
+    def sides(self, name: str) -> Iterator[str]:
+        """Which sides of pairs a closer reduces."""
+        cell = self.lifter.cells[name]
+        reduced = set(cell.nest.reduced)
+        for load in cell.loads():
+            known = self.of.get(load.buffer.name)
+            for pair in known.pairs if known is not None else ():
+                for side, places in (("rows", pair.rows), ("columns", pair.columns)):
+                    if any(free_dims(load.index[i]) & reduced for i in places):
+                        yield side
+
     def are_few(self, name: str) -> bool:
         """Whether pairs are fewer than the elements of what made them: nothing is lost where they are written."""
         made = [self.lifter.cells[n] for n in self.origins(self.cone((name,)))]

@@ -310,12 +310,24 @@ class Finder:
 
     def _leave_results(self, regions: list[Region]) -> None:
         """Let a region read what another computes from its own results, rather than compute that again from what the other keeps to
-        itself: attention to the scaled result of another attention.
+        itself: attention to the scaled result of another attention. What it holds as its own pairs the other leaves to it.
         """
         owner = {name: region for region in regions for name in self._results(region)}
         for region in regions:
             others = {n for n in region.members if owner.get(n, region) is not region}
+            for name in self._in_order(others & region.paired):
+                self._give_up(owner[name], name)
             region.members -= others - region.paired - self._derived(region)
+
+    def _give_up(self, region: Region, name: str) -> None:
+        """Take a last step of a region, and what follows it, out of it."""
+        gone = {name}
+        for member in self._in_order(region.members):
+            if any(load.buffer.name in gone for load in self.cells[member].loads()):
+                gone.add(member)
+        if gone.isdisjoint(region.closers | region.paired):
+            region.members -= gone
+            region.roots = self._roots(region)
 
     def _merged(self, a: Region, b: Region, pairs: Pairs) -> Region | None:
         """Both as one region, or None where something lies between them."""
@@ -709,20 +721,9 @@ class Finder:
             return False
         statistics = {n for n in region.closers if not pairs.of[n].contraction}
         products = {n for n in region.closers if self.cells[n].contraction}
-        normalised = {side for n in statistics for side in self._sides(n, pairs)}
-        used = {side for n in products for side in self._sides(n, pairs)}
+        normalised = {side for n in statistics for side in pairs.sides(n)}
+        used = {side for n in products for side in pairs.sides(n)}
         return bool(normalised & used) and self._has_exp_sum(region, statistics)
-
-    def _sides(self, name: str, pairs: Pairs) -> Iterator[str]:
-        """Which sides of pairs a closer reduces."""
-        cell = self.cells[name]
-        reduced = set(cell.nest.reduced)
-        for load in cell.loads():
-            known = pairs.of.get(load.buffer.name)
-            for pair in known.pairs if known is not None else ():
-                for side, places in (("rows", pair.rows), ("columns", pair.columns)):
-                    if any(free_dims(load.index[i]) & reduced for i in places):
-                        yield side
 
     def _is_dense(self, region: Region, pairs: Pairs) -> bool:
         """Whether pairs are reduced to statistics, or made of no weights (no MLP), or dwarf all they are made from."""
