@@ -270,17 +270,13 @@ def failure(prepared: Prepared, order: int, change: Callable[[str], str]) -> str
     return "" if good else str(result)
 
 
-@pytest.mark.parametrize("name", [*MISTAKES, *EARLY])
-def test_mistakes_are_seen(biased: Prepared, name: str) -> None:
-    change = replaced(name) if name in MISTAKES else moved(name)
-    assert change(biased.source.text) != biased.source.text
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [*(("biased", n) for n in (*MISTAKES, *EARLY)), *(("gated", n) for n in CLOSING)],
+)
+def test_mistakes_are_seen(kernel: str, name: str, request: pytest.FixtureRequest) -> None:
+    prepared: Prepared = request.getfixturevalue(kernel)
+    change = moved(name) if name in EARLY else replaced(name)
+    assert change(prepared.source.text) != prepared.source.text
     for order in range(2):
-        assert failure(biased, order, change)
-
-
-@pytest.mark.parametrize("name", CLOSING)
-def test_mistakes_at_the_end_are_seen(gated: Prepared, name: str) -> None:
-    change = replaced(name)
-    assert change(gated.source.text) != gated.source.text
-    for order in range(2):
-        assert failure(gated, order, change)
+        assert failure(prepared, order, change)

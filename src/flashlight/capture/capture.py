@@ -37,7 +37,7 @@ from flashlight.ir.nests import Program
 from flashlight.lift import rules as _rules  # registers the lifting rules
 from flashlight.lift.cells import user_line
 from flashlight.lift.extents import extent_of, hint
-from flashlight.lift.lift import Lifter, hints_of
+from flashlight.lift.lift import Lifter
 from flashlight.options import Options
 from flashlight.pipeline import CANONICAL
 from flashlight.rewrite.canonical import InputView, canonical_sizes, canonicalize
@@ -87,7 +87,8 @@ def capture(graph: torch.fx.Graph, options: Options) -> Record:
 def _find(graph: torch.fx.Graph) -> tuple[Finder, list[Region]]:
     """The graph's regions, in terms of a fresh lifting of it."""
     with trace.timed("lift"):
-        lifter, hints = Lifter(graph), dict(hints_of(graph))
+        lifter = Lifter(graph)
+        hints = dict(lifter.hints)
     _hint_factors(lifter, hints)
     with trace.timed("regions"):
         finder = Finder(lifter, hints)

@@ -32,17 +32,15 @@ from flashlight.ir.interpret import integer
 from flashlight.ir.monoids import SUM
 from flashlight.ir.visit import children, free_dims, loads, substitute, walk
 from flashlight.lift.cells import Cell, Leaf, dims_beside, dims_of_load
-from flashlight.lift.extents import hint, is_one
+from flashlight.lift.extents import count_of, hint, is_one
 from flashlight.lift.lift import Lifter
+from flashlight.rewrite.fuse import SMALL
 from flashlight.rewrite.recompute import MIXED
 
 Places = frozenset[int]
 
 # Head dimensions go up to this; what is summed over more features is a projection.
 SLIM = 256
-
-# A result this many times smaller than pairs is none of them.
-SMALL = 4
 
 # So many joins of joins are one.
 JOINS = 4
@@ -506,7 +504,7 @@ def count(name: str, lifter: Lifter, hints: Mapping[str, int]) -> int:
     """Elements of a cell or leaf, at the first call."""
     cell = lifter.cells.get(name)
     extents = cell.extents() if cell is not None else lifter.leaves[name].shape
-    return math.prod(hint(e, hints) for e in extents)
+    return count_of(extents, hints)
 
 
 @lru_cache(maxsize=20_000)

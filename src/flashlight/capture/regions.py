@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.fx
 
-from flashlight.capture.pairs import SMALL, Pairs, count, is_cheap, join_of, unpacks
+from flashlight.capture.pairs import Pairs, count, is_cheap, join_of, unpacks
 from flashlight.capture.paths import Paths
 from flashlight.capture.reading import Sides, is_lookup, is_plain, readers, sides_through
 from flashlight.capture.refusals import refusal_of
@@ -22,6 +22,7 @@ from flashlight.ir.monoids import ALL, ANY, SUM
 from flashlight.ir.visit import free_dims, walk
 from flashlight.lift.cells import Cell
 from flashlight.lift.lift import Lifter
+from flashlight.rewrite.fuse import SMALL
 from flashlight.rewrite.unions import has_small_part
 
 Node = torch.fx.Node

@@ -132,7 +132,9 @@ def divide(kernel: Kernel, described: Iterable[str]) -> Roles:
     after = ops[at[-1] + 1 :]
     others = {v for op in (*before, *after) for v in operands(op)}
     _require(not any(op.result in others for op in resident), "rows are read beside the products")
-    closing = tuple(op for op in after if isinstance(op, Fetch) and is_closing(op, rows, described))
+    closing = tuple(
+        op for op in after if isinstance(op, Fetch) and _is_closing(op, rows, described)
+    )
     return Roles(rows, cols, tuple(before), steps, tuple(after), tuple(resident), closing)
 
 
@@ -152,7 +154,7 @@ def is_copied(op: Fetch, described: Iterable[str]) -> bool:
     return op.buffer.name in described and len(op.index) <= MOST_DIMS and is_box(op, consumed)
 
 
-def is_closing(op: Fetch, rows: Axis, described: Iterable[str]) -> bool:
+def _is_closing(op: Fetch, rows: Axis, described: Iterable[str]) -> bool:
     """Whether a tile that is fetched after the loops is one of rows that the copy engine may fetch."""
     is_rows = len(op.result.axes) == 2 and op.result.axes[0] == rows
     return is_rows and op.buffer.dtype in HALF and is_copied(op, described)

@@ -5,6 +5,7 @@ Sizes are compared to split and merge axes of one tensor; that two axes of diffe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TypeAlias
@@ -162,6 +163,11 @@ def hint(a: Extent, hints: Mapping[str, int]) -> int:
         return max(int(a.subs(known)), 0)
     except TypeError:
         return 64
+
+
+def count_of(shape: Iterable[Extent], hints: Mapping[str, int]) -> int:
+    """Elements of a shape at the first call."""
+    return math.prod(hint(a, hints) for a in shape)
 
 
 def expr_of(a: Extent) -> Expr:

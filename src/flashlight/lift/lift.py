@@ -6,7 +6,6 @@ here. What has no rule, or an element type that we do not know, is a leaf.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -26,8 +25,8 @@ from flashlight.lift.extents import (
     Extent,
     Sizes,
     UntranslatableSize,
+    count_of,
     expr_of,
-    hint,
     is_one,
     is_same,
     product,
@@ -98,13 +97,14 @@ class Lifter:
         views: FX nodes that only move elements of another one.
         made: for each FX node that computes, the cells of its rule.
         sizes: how sizes are written.
+        hints: likely values of its symbolic sizes.
         returned: FX nodes that the graph returns.
     """
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.graph = graph
         self.sizes = Sizes(graph)
-        self._hints = hints_of(graph)
+        self.hints = hints_of(graph)
         self.returned = {n for o in graph.find_nodes(op="output") for n in o.all_input_nodes}
         self.values: dict[torch.fx.Node, Result] = {}
         self.cells: dict[str, Cell] = {}
@@ -163,13 +163,9 @@ class Lifter:
         """
         read = view.at(_dims("p", view.factors)[1])
         cell = self.cells.get(read.buffer.name) if isinstance(read, Load) else None
-        if cell is None or self._count(view.shape) >= self._count(cell.extents()):
+        if cell is None or count_of(view.shape, self.hints) >= count_of(cell.extents(), self.hints):
             return None
         return self.pointwise(node, lambda e: e, view)
-
-    def _count(self, shape: Sequence[Extent]) -> int:
-        """Elements at the first call."""
-        return math.prod(hint(e, self._hints) for e in shape)
 
     def _is_stored(self, node: torch.fx.Node) -> bool:
         """Whether the node reads a tensor constant whose elements are not known."""

@@ -19,7 +19,9 @@ SMALL_CONTRACTION = 64
 """A contraction over at most so many terms may be recomputed for every element of a dim that it does not depend on."""
 
 SMALL = 4
-"""A reader of a contraction that reduces nothing takes it where it reads this many times fewer elements than there are."""
+"""A reader of a contraction that reduces nothing takes it where it reads this many times fewer elements than there are; capture
+(`capture.pairs`, `capture.regions`) counts on that.
+"""
 
 FEW = 8
 """A sum of so many terms inside another one is part of its body: coordinates, not features."""

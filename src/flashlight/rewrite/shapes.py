@@ -31,14 +31,12 @@ def shared_out(f: Footprint, length: int, device: Device) -> list[tuple[int, int
         return []
     if f.per_pair and f.accumulated < CONSUMER_ROWS:
         return []
-    if f.per_pair and f.row_count >= 4 * CONSUMER_ROWS and not wide:
-        shapes = [(4, 64, 2), (2, 128, 2), (2, 64, 2)]
-    elif f.per_pair:
-        shapes = [(2, 128, 2), (2, 64, 2)]
-    elif f.dots > 1:
+    if f.dots > 1 and not f.per_pair:
         shapes = [(2, 64, 2)] if f.accumulated <= 160 else [(2, 32, 4)]
-    elif wide:
+    elif wide or f.per_pair:
         shapes = [(2, 128, 2), (2, 64, 2)]
+        if f.row_count >= 4 * CONSUMER_ROWS and not wide:
+            shapes.insert(0, (4, 64, 2))
     else:
         shapes = [(3, 128, 2), (2, 128, 3), (2, 64, 2)]
     fit = [shape for shape in shapes if _room(f, *shape) <= device.shared]
