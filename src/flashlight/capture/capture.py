@@ -13,6 +13,7 @@ import torch.fx
 
 from flashlight import trace
 from flashlight.capture import record
+from flashlight.capture.borders import Region
 from flashlight.capture.emit import Emitted, emit, origins_of
 from flashlight.capture.normalize import (
     reject_mixed_products,
@@ -20,7 +21,7 @@ from flashlight.capture.normalize import (
     why_not_graph,
 )
 from flashlight.capture.record import Record, Taken, warn_once
-from flashlight.capture.regions import Finder, Region
+from flashlight.capture.regions import Finder
 from flashlight.capture.specialize import features_of, specialize
 from flashlight.capture.splice import (
     Splice,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 import torch.fx
 
+from flashlight.capture.borders import Region
 from flashlight.capture.reading import readers
-from flashlight.capture.regions import Region
 from flashlight.ir.exprs import Buffer, Dim, Expr, Index, Load, Size
 from flashlight.ir.nests import Nest, Origin, Program
 from flashlight.ir.visit import loads, rewrite, substitute, walk

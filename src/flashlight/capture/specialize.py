@@ -12,8 +12,9 @@ import torch.fx
 from torch._inductor.virtualized import V
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from flashlight.capture.borders import Region
 from flashlight.capture.pairs import Pairs
-from flashlight.capture.regions import Finder, Region
+from flashlight.capture.regions import Finder
 from flashlight.ir.exprs import Dim, Size
 from flashlight.ir.visit import walk
 from flashlight.lift.cells import Cell, dims_of_load
