@@ -227,9 +227,15 @@ CLOSING = {
     "closing_of_another_group": (r"(_closing\.index\()GROUP_ID", r"\g<1>0"),
 }
 
+# Mistakes about what shared memory keeps along the columns.
+KEPT = {
+    "not_kept": (r"\w+_kept\.index\(GROUP_ID\)\.store\(.*", "pass"),
+    "kept_of_another_group": (r"(_kept\.index\()GROUP_ID(\)\.load)", r"\g<1>0\2"),
+}
+
 
 def replaced(name: str) -> Callable[[str], str]:
-    pattern, by = (MISTAKES | CLOSING)[name]
+    pattern, by = (MISTAKES | CLOSING | KEPT)[name]
     return lambda text: re.sub(pattern, by, text, flags=re.M)
 
 
@@ -260,6 +266,15 @@ def gated() -> Prepared:
     return prepared
 
 
+@pytest.fixture(scope="module")
+def sloped() -> Prepared:
+    """A kernel whose weights read a row of the columns that no tile changes."""
+    prepared = Prepared(CASES["alibi"])
+    assert "_kept.index(GROUP_ID).load(COLS)" in prepared.source.text
+    assert not failure(prepared, 0, str)
+    return prepared
+
+
 def failure(prepared: Prepared, order: int, change: Callable[[str], str]) -> str:
     """What goes wrong, if anything."""
     try:
@@ -272,7 +287,11 @@ def failure(prepared: Prepared, order: int, change: Callable[[str], str]) -> str
 
 @pytest.mark.parametrize(
     ("kernel", "name"),
-    [*(("biased", n) for n in (*MISTAKES, *EARLY)), *(("gated", n) for n in CLOSING)],
+    [
+        *(("biased", n) for n in (*MISTAKES, *EARLY)),
+        *(("gated", n) for n in CLOSING),
+        *(("sloped", n) for n in KEPT),
+    ],
 )
 def test_mistakes_are_seen(kernel: str, name: str, request: pytest.FixtureRequest) -> None:
     prepared: Prepared = request.getfixturevalue(kernel)

@@ -666,7 +666,7 @@ def scalars(*bounds: Any) -> Iterator[Tensor]:
         yield Tensor(np.int32(n), real.int32)
 
 
-_KEPT = "constexpr BlockedLayout SliceLayout DotOperandLayout NVMMADistributedLayout"
+_KEPT = "constexpr BlockedLayout SliceLayout DotOperandLayout NVMMADistributedLayout SwizzledSharedLayout"
 _KEPT += " int1 int8 int16 int32 int64 uint8 uint32 float16 bfloat16 float32 float64"
 KEPT = {name: getattr(real, name) for name in _KEPT.split()}
 FUNCTIONS: dict[str, Any] = {

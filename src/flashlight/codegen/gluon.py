@@ -19,7 +19,7 @@ from flashlight.codegen.gluon_producer import Producer
 from flashlight.codegen.gluon_shared import Copied, Shared
 from flashlight.codegen.spelling import fresh_name, wrapped
 from flashlight.codegen.triton import Choices, Parameter, Source
-from flashlight.codegen.triton_ops import HELPERS
+from flashlight.codegen.triton_ops import HELPERS, TYPES
 
 VERSIONS = ("3.6",)
 """Releases of Triton whose Gluon this module was tested with."""
@@ -103,6 +103,8 @@ class _Module:
             "GROUP = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))",
             "WARP = gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))",
         ]
+        if m.kept:
+            lines.append("LINE = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))")
         if m.takes_turns:
             lines += turns(m.consumers)
         for text in helpers:
@@ -134,6 +136,9 @@ class _Module:
             yield ring(c, st)
         for c in m.closing.values():
             yield ring(c, 1)
+        for value, name in m.kept.items():
+            shape = f"[{n}, {m.roles.cols.block}]"
+            yield f"    {name} = gl.allocate_shared_memory({spelled(TYPES[value.dtype])}, {shape}, LINE)"
         yield "    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()"
         yield f"    drawn = gl.allocate_shared_memory(gl.int32, [{slots}, 1], BARRIER)"
         counts = {"rows": slots * n, "scores": st, "sums": st, "closing": n if m.closing else 0}

@@ -180,6 +180,8 @@ class Consumer(Part):
             self.all(op for op in m.roles.before if op not in m.roles.resident)
             for c, op in zip(m.resident, m.roles.resident, strict=True):
                 self.text[op.result] = self.shared(c, f"slot * {n} + GROUP_ID")
+            for value, ring in m.kept.items():
+                self.line(f"{ring}.index(GROUP_ID).store({stripped(self.text[value])})")
             self.chain()
             self.load_closing()
             self.all(op for op in m.roles.after if op not in m.closing)
@@ -275,10 +277,18 @@ class Consumer(Part):
         self.load_terms(step)
         self.line("mbarrier.arrive(scores_free.index(stage), count=1)")
         self.advance("stage", "phase", m.stages)
+        self.load_kept(step)
         self.all(step.heavy)
         if not begins:
             self.finish_sums(step)
         self.carry(step)
+
+    def load_kept(self, step: Step) -> None:
+        """What shared memory keeps for the weights of all tiles, into registers."""
+        read = {v for op in step.heavy for v in operands(op)}
+        for value, ring in self.module.kept.items():
+            if value in read:
+                self.define(value, f"{ring}.index(GROUP_ID).load(COLS)", {})
 
     def load_terms(self, step: Step) -> None:
         """Tiles in shared memory that are added to scores, into registers."""

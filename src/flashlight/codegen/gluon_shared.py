@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashlight.codegen.blocks import Axis, Fetch, Kernel, Span
+from flashlight.codegen.blocks import Axis, Compute, Fetch, Kernel, Span, Value, operands
+from flashlight.codegen.inlining import inlinable
 from flashlight.codegen.roles import Roles, consumed, copied_axes, divide
-from flashlight.codegen.spelling import fresh_name
+from flashlight.codegen.spelling import fresh_name, hint_of
 from flashlight.codegen.triton import Choices, Parameter
 from flashlight.errors import CompileError
 from flashlight.ir.dtypes import DType
@@ -81,11 +82,33 @@ class Shared:
         self.late = [self.copied(f, "ring") for f in first.late]
         ring = sum(c.bytes * (consumers if c.per_group else 1) for c in (*self.early, *self.late))
         rows = consumers * sum(c.bytes for c in self.resident)
-        self.slots = 2 if stages * ring + 2 * rows + 1024 <= SHARED else 1
-        room = SHARED - stages * ring - self.slots * rows - 1024
+        self.kept = self._kept()
+        room = SHARED - stages * ring - 1024
+        room -= consumers * self.roles.cols.block * sum(v.dtype.bits // 8 for v in self.kept)
+        self.slots = 2 if 2 * rows <= room else 1
+        room -= self.slots * rows
         if room < 0:
             raise CompileError("The tiles of this kernel do not fit into shared memory.")
         self.closing = self._closing(room)
+
+    def _kept(self) -> dict[Value, str]:
+        """What the weights of all tiles read along the columns, by the shared memory that keeps it: registers of many groups do not
+        hold it beside their scores.
+        """
+        if self.consumers < 3:
+            return {}
+        inlined = inlinable(self.kernel.body)
+        read = {v for step in self.roles.steps for op in step.heavy for v in operands(op)}
+        found = [
+            op.result
+            for op in self.roles.before
+            if isinstance(op, Compute | Fetch) and op.result.axes == (self.roles.cols,)
+        ]
+        return {
+            v: fresh_name(f"{hint_of(v)}_kept", self.taken)
+            for v in found
+            if v in read and v not in inlined and v.dtype.bits == 32
+        }
 
     def _closing(self, room: int) -> dict[Fetch, Copied]:
         """The tiles that the end reads and the copy engine fetches, as far as there is room beside what turns results to memory's
@@ -137,4 +160,4 @@ class Shared:
         """What the functions are handed before the parameters."""
         tiles = (*self.resident, *self.early, *self.late, *self.closing.values())
         bars = (*_BARS, *(_CLOSING_BARS if self.closing else ()))
-        return [*(c.ring for c in tiles), "drawn", *bars]
+        return [*(c.ring for c in tiles), *self.kept.values(), "drawn", *bars]
