@@ -151,23 +151,34 @@ class _Expansion:
             self.tensors.update(zip(names, given[key].tensors, strict=True))
             return
         if plan.schedule.consumers:
-            self.call(number)
+            self.call(number, shapes)
         else:
             for g in step.loop.gives:
                 self.tensors[g.name] = self.empty(shapes[g.name], TORCH_TYPES[g.dtype])
             self.record(plan)
         given[key] = _Given([self.tensors[name] for name in names], len(V.graph.operations))
 
-    def call(self, number: int) -> None:
-        """The results of a loop whose kernel Inductor cannot launch, by our op."""
+    def call(self, number: int, shapes: Mapping[str, Sequence[Any]]) -> None:
+        """The results of a loop whose kernel Inductor cannot launch: by a call of ours in its Python code, or by our op."""
+        from torch._inductor import ir
         from torch._inductor.lowering import fallback_handler
 
+        from flashlight.capture import direct
+
         step = self.steps[number]
-        names = [g.name for g in step.loop.gives]
+        gives = step.loop.gives
         ins = [self.tensors[b.name] for b in step.kernel.reads]
-        overload = op.loop_one if len(names) == 1 else op.loop
+        sizes = list(self.sizes.values())
+        if len(gives) == 1 and direct.is_possible():
+            (give,) = gives
+            result = shapes[give.name], TORCH_TYPES[give.dtype], self.device
+            made = direct.DirectCall(ins, sizes, result, (self.token, number))
+            self.tensors[give.name] = ir.TensorBox.create(made)
+            return
+        overload = op.loop_one if len(gives) == 1 else op.loop
         run = fallback_handler(overload, add_to_fallback_set=False)
-        found = run(ins, list(self.sizes.values()), self.token, number)
+        found = run(ins, sizes, self.token, number)
+        names = [g.name for g in gives]
         self.tensors.update(zip(names, [found] if len(names) == 1 else found, strict=True))
 
     def place(self, name: str) -> tuple[str, str]:

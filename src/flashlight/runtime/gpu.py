@@ -10,7 +10,7 @@ import contextlib
 import importlib.util
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
@@ -70,9 +70,10 @@ Float32 = Literal["split", "ieee"]
 SHARED = 4
 """Score matrices that one dense mask serves from which it pays to read it first."""
 
-CALLED = 0.12
-"""Milliseconds below which a kernel that Inductor's own code cannot launch runs shorter than its call takes: seen where one of .088
-took .102 to .119 in a benchmark, and up to .166 beside a busy host."""
+CALLED = 0.06
+"""Milliseconds below which a kernel that Inductor's own code cannot launch saves less than its launch costs the host beyond one of
+Inductor's: 27 us where a whole call took 87 (H200, benchmarks/results/2026-11-30-h200-launching.txt).
+"""
 
 MOST_CALLS = 64
 """Shapes and strides of calls for which a program remembers what to launch."""
@@ -373,6 +374,11 @@ class Step:
 
     # -- Launching.
 
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """What the kernel reads and writes, in the order in which launches take them."""
+        return tuple(b.name for b in (*self.kernel.reads, *self.kernel.writes))
+
     def launch(
         self, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
     ) -> Launch | None:
@@ -504,7 +510,7 @@ class _Trials:
             self.error = error
             return None
         self.plans[schedule] = plan
-        spills = int(getattr(launch and launch.compiled, "n_spills", 0) or 0)
+        spills = launch.spills if launch is not None else 0
         if not timed:
             return Trial(spills)
         names = [g.name for g in self.step.loop.gives]
@@ -512,7 +518,8 @@ class _Trials:
             self.reference.update({n: self.tensors[n].clone() for n in names})
         agrees = all(_close(self.tensors[n], self.reference[n]) for n in names)
         device = next(iter(self.tensors.values())).device
-        time = milliseconds(lambda: launch and launch(self.tensors), device)
+        given = list(self.tensors.values())
+        time = milliseconds(lambda: launch and launch(given), device)
         if schedule.consumers:
             time = max(time, CALLED)
         return Trial(spills, time, agrees)
@@ -534,9 +541,10 @@ def is_refusal(error: Exception) -> bool:
 
 @dataclass(frozen=True)
 class _Stage:
-    """A loop of a call like an earlier one: the tensors it gives, and its launch."""
+    """A loop of a call like an earlier one: the tensors it gives, those its launch takes, and the launch."""
 
     gives: tuple[tuple[str, torch.Size, torch.dtype], ...]
+    takes: tuple[str, ...]
     launch: Launch | None
 
 
@@ -573,6 +581,14 @@ class GpuExecutable:
         self.run([step], tensors, key_of(inputs, sizes, (number, self.precision)), sizes)
         return [tensors[g.name] for g in step.loop.gives]
 
+    def first_into(
+        self, number: int, tensors: Sequence[torch.Tensor], sizes: Sequence[int]
+    ) -> Launch | None:
+        """Run one loop on what its kernel reads and what it is to write; returns how to do so again."""
+        step = self.steps[number]
+        known = {s.name: int(n) for s, n in zip(self.program.sizes, sizes, strict=True)}
+        return step.launch(dict(zip(step.tensors, tensors, strict=True)), known)
+
     @property
     def precision(self) -> Precision:
         return f32_precision(self.steps[0].f32)
@@ -590,7 +606,7 @@ class GpuExecutable:
             for name, shape, dtype in stage.gives:
                 tensors[name] = torch.empty(shape, dtype=dtype, device=device)
             if stage.launch is not None:
-                stage.launch(tensors)
+                stage.launch([tensors[name] for name in stage.takes])
         if key in self.stages:
             return
         known = {s.name: int(n) for s, n in zip(self.program.sizes, sizes, strict=True)}
@@ -610,10 +626,9 @@ class GpuExecutable:
         """Run a loop as if it were the first time; returns how to do so again."""
         for give in step.loop.gives:
             tensors[give.name] = empty(give.buffer, sizes, device)
-        used = (*step.kernel.reads, *step.kernel.writes)
-        launch = step.launch({b.name: tensors[b.name] for b in used}, sizes)
+        launch = step.launch({name: tensors[name] for name in step.tensors}, sizes)
         made = [(g.name, tensors[g.name]) for g in step.loop.gives]
-        return _Stage(tuple((n, t.shape, t.dtype) for n, t in made), launch)
+        return _Stage(tuple((n, t.shape, t.dtype) for n, t in made), step.tensors, launch)
 
 
 # -- Facts about tensors.
@@ -687,13 +702,37 @@ def load_function(source: Source) -> Any:
     return getattr(module, source.kernel)
 
 
-def milliseconds(run: Any, device: torch.device) -> float:
-    """Time of a launch: the least of many. One process measures on a device at a time, as others may compile for it."""
-    from triton.testing import do_bench
+MEASURED = 20.0
+"""Milliseconds that the launches of a trial take together, but for at least `LAUNCHES` and at most twenty times as many."""
+
+LAUNCHES = 8
+
+
+def milliseconds(run: Callable[[], object], device: torch.device) -> float:
+    """Time of a launch: the least of many, each with nothing in the second-level cache.
+
+    One process measures on a device at a time. Others may run what they compile: the device then serves them in turns that are
+    longer than most kernels, so that the least time is undisturbed if there are enough launches, whatever the mean says.
+    """
+    from triton.runtime import driver
 
     which = str(torch.cuda.get_device_properties(device).uuid)
-    with cache.lock({"kind": "timing", "device": which}):
-        return float(do_bench(run, warmup=5, rep=20, return_mode="min"))
+    with cache.lock({"kind": "timing", "device": which}), torch.cuda.device(device):
+        flushed = driver.active.get_empty_cache_for_benchmark()
+
+        def times(count: int) -> list[float]:
+            pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
+            for begin, end in pairs:
+                driver.active.clear_cache(flushed)
+                begin.record()
+                run()
+                end.record()
+            torch.cuda.synchronize(device)
+            return [float(begin.elapsed_time(end)) for begin, end in pairs]
+
+        least = min(times(LAUNCHES))
+        more = min(int(MEASURED / max(least, 1e-3)), 20 * LAUNCHES) - LAUNCHES
+        return min([least, *times(max(0, more))])
 
 
 def _close(a: torch.Tensor, b: torch.Tensor) -> bool:

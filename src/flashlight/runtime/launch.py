@@ -54,39 +54,43 @@ def key_of(tensors: Sequence[torch.Tensor], sizes: Sequence[int], other: object)
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel that was launched, and may be again for tensors of the same key.
+    """A kernel that was launched, and may be again on other tensors of the same layouts.
 
     Attributes:
-        compiled: what Triton made of it.
-        grid: program instances.
+        run: Triton's launcher of what it compiled, for a number of instances.
         arguments: those of the first launch, without its tensors.
-        parameters: what each argument is.
+        pointers, described: which argument is the address or a descriptor of which tensor.
+        queues: which arguments are counters.
+        device: of the tensors.
         scratch: whether it takes memory of Triton's allocator.
+        spills: 32-bit words of local memory per thread.
     """
 
-    compiled: Any
-    grid: tuple[int, int, int]
+    run: Any
     arguments: tuple[Any, ...]
-    parameters: tuple[Parameter, ...]
+    pointers: tuple[tuple[int, int], ...]
+    described: tuple[tuple[int, int], ...]
+    queues: tuple[int, ...]
+    device: torch.device
     scratch: bool
+    spills: int
 
-    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Launch on tensors in the order of those it was first launched on."""
         arguments = list(self.arguments)
-        device = next(iter(tensors.values())).device
-        for i, p in enumerate(self.parameters):
-            if p.kind == "pointer":
-                arguments[i] = tensors[p.of]
-            elif p.kind == "descriptor":
-                arguments[i] = _based(arguments[i], tensors[p.of])
-            elif p.kind == "queue":
-                arguments[i] = counter(device)
+        for i, n in self.pointers:
+            arguments[i] = tensors[n].data_ptr()
+        for i, n in self.described:
+            arguments[i] = _based(arguments[i], tensors[n])
+        for i in self.queues:
+            arguments[i] = counter(self.device)
         if self.scratch:
             _set_allocator()
-        if device.index == torch.cuda.current_device():  # Triton takes the current one
-            self.compiled[self.grid](*arguments)
+        if self.device.index == torch.cuda.current_device():  # Triton takes the current one
+            self.run(*arguments)
             return
-        with torch.cuda.device(device):
-            self.compiled[self.grid](*arguments)
+        with torch.cuda.device(self.device):
+            self.run(*arguments)
 
 
 def start(
@@ -105,11 +109,23 @@ def start(
         count = min(count, torch.cuda.get_device_properties(device).multi_processor_count)
     with torch.cuda.device_of(next(iter(tensors.values()))):  # Triton takes the current one
         compiled = plan.function[(count,)](*arguments, **_options(plan.schedule))
+    if compiled is None:  # interpreted
+        return None
     kept = tuple(
         _based(a, None) if p.kind == "descriptor" else a if isinstance(a, int) else None
         for p, a in zip(source.parameters, arguments, strict=True)
     )
-    return Launch(compiled, (count, 1, 1), kept, source.parameters, source.uses_descriptors)
+    place = {name: n for n, name in enumerate(tensors)}
+
+    def of(kind: str) -> tuple[tuple[int, int], ...]:
+        parameters = enumerate(source.parameters)
+        return tuple((i, place[p.of]) for i, p in parameters if p.kind == kind)
+
+    queues = tuple(i for i, p in enumerate(source.parameters) if p.kind == "queue")
+    return Launch(
+        compiled[(count, 1, 1)], kept, of("pointer"), of("descriptor"), queues, device,
+        source.uses_descriptors, int(getattr(compiled, "n_spills", 0) or 0),
+    )  # fmt: skip
 
 
 def compile_all(
