@@ -546,6 +546,10 @@ class Language:
             return elementwise(np.exp2)(args[0])
         if asm == "tanh.approx.f32 $0, $1;":
             return elementwise(np.tanh)(args[0])
+        if asm == "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;":
+            if args[0].dtype != real.bfloat16 or pack != 2:
+                raise TypeError("words of two bf16 are widened")
+            return Tensor(args[0].data, real.float32, args[0].layout)
         if _SIGMOID.fullmatch(asm):
             return elementwise(lambda x: 1 / (1 + np.exp(-x)))(args[0])
         if choice := _CHOICE.search(asm):

@@ -138,6 +138,10 @@ class Consumer(Part):
         if op.op == "exp2" and op.result.dtype is DType.F32 and op.result.axes:
             self.helpers.add("_exp2")
             return f"_exp2({stripped(self.value(op.args[0], op.result.axes))})"
+        kinds = (op.args[0].dtype, op.result.dtype)
+        if op.op == "cast" and kinds == (DType.BF16, DType.F32) and op.result.axes:
+            self.helpers.add("_widen")
+            return f"_widen({stripped(self.value(op.args[0], op.result.axes))})"
         return super().compute(op)
 
     def may_choose(self, op: Compute) -> bool:

@@ -26,6 +26,15 @@ def _exp2(x):
         "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
     )
 """,
+    "_widen": """
+@gluon.jit
+def _widen(x):
+    # one instruction for each of two bf16 of a word, where a cast takes three for both
+    return gl.inline_asm_elementwise(
+        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=f,=f,r", [x], dtype=gl.float32,
+        is_pure=True, pack=2,
+    )
+""",
     "_keep": """
 @gluon.jit
 def _keep(x):
