@@ -124,6 +124,9 @@ POINTWISE: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         (X, Y),
     ),
     "copy": (lambda x, y: aten.copy(x, y.double()), (X, Y[:1])),
+    "log10": (lambda x: torch.log10(x), (P,)),
+    "ldexp": (lambda x, i: torch.ldexp(x, i), (X, ints(4, 1, low=-3))),
+    "a long way": (lambda x, y: torch.hypot(x * 1e30, y * 1e30), (X, Y)),
 }
 
 
@@ -140,6 +143,21 @@ def test_unary_of_positive(name: str) -> None:
 @pytest.mark.parametrize(("fn", "args"), POINTWISE.values(), ids=POINTWISE)
 def test_pointwise(fn: Callable[..., Any], args: tuple[torch.Tensor, ...]) -> None:
     check_lift(fn, *args)
+
+
+PAIRS_OF_SPECIAL = (SPECIAL[:, None].repeat(1, 8), SPECIAL.repeat(8, 1))
+
+
+@pytest.mark.parametrize("name", ["hypot", "atan2", "copysign"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_of_two_sides(name: str, dtype: torch.dtype) -> None:
+    """Zeros of both signs, infinities and what is no number, with each other."""
+    x, y = (t.to(dtype) for t in PAIRS_OF_SPECIAL)
+    check_lift(lambda x, y: getattr(torch, name)(x, y), x, y)
+
+
+def test_signbit() -> None:
+    check_lift(lambda x, i: (torch.signbit(x), torch.signbit(i)), SPECIAL, ints(9, low=-4))
 
 
 REDUCTIONS: dict[str, Callable[..., Any]] = {

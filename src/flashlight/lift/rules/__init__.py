@@ -1,6 +1,7 @@
 """One short rule for each ATen op that we can lift. Importing this package registers them all."""
 
 from flashlight.lift.rules import (
+    composed,
     contractions,
     distances,
     generators,
@@ -12,5 +13,5 @@ from flashlight.lift.rules import (
 )
 
 __all__ = [
-    "contractions", "distances", "generators", "indexing", "joins", "pointwise", "reductions", "views",
+    "composed", "contractions", "distances", "generators", "indexing", "joins", "pointwise", "reductions", "views",
 ]  # fmt: skip
