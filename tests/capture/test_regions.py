@@ -109,6 +109,21 @@ def decode(q: T, k: T, v: T) -> T:
     return attention(q[:, :, :1], k, v)
 
 
+def strange_weights(q: T, k: T, v: T) -> T:
+    """Scores that go through an op without a rule, and beside it."""
+    s = q @ k.mT
+    return (torch.digamma(s.abs() + 1).softmax(-1) * s) @ v
+
+
+def complex_scores(q: T, k: T, v: T) -> T:
+    a, b = (torch.view_as_complex(x.unflatten(-1, (-1, 2))) for x in (q, k))
+    return (a @ b.conj().mT).real.softmax(-1) @ v
+
+
+def integer_scores(q: T, k: T, v: T) -> T:
+    return (q.round().int() @ k.round().int().mT).float().softmax(-1) @ v
+
+
 TAKEN: dict[str, tuple[Callable[..., Any], int, list[str]]] = {
     "attention": (attention, 1, []),
     "sum outside": (with_sum_outside, 1, []),
@@ -125,6 +140,9 @@ TAKEN: dict[str, tuple[Callable[..., Any], int, list[str]]] = {
     "convolution": (convolves_scores, 0, ["no-rule:aten.convolution"]),
     "cumsum": (cumulated_weights, 0, ["no-rule:aten.cumsum"]),
     "linear attention": (linear_attention, 0, []),
+    "a strange op": (strange_weights, 0, ["no-rule:aten.digamma"]),
+    "complex scores": (complex_scores, 0, ["no-rule:aten.bmm"]),
+    "integer scores": (integer_scores, 0, ["no-rule:aten.bmm"]),
 }
 
 

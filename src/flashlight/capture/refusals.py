@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import torch
 import torch.fx
 
 from flashlight.errors import Refusal
 from flashlight.lift.cells import Cell, user_line
-from flashlight.lift.lift import has_rule
+from flashlight.lift.extents import UntranslatableSize, count_of
+from flashlight.lift.lift import Lifter, has_rule
+
+aten = torch.ops.aten
+
+_PRODUCTS = (
+    aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten._int_mm.default, aten._scaled_mm.default,
+)  # fmt: skip
 
 
 def refusal_of(node: torch.fx.Node, cell: Cell | None, made: Sequence[Cell]) -> Refusal:
@@ -48,3 +56,30 @@ def refusal_of(node: torch.fx.Node, cell: Cell | None, made: Sequence[Cell]) -> 
         f"The op '{name}' reads scores but nothing of it reduces them.",
         where,
     )
+
+
+def unknown_products(lifter: Lifter) -> Iterator[Refusal]:
+    """Products of matrices of types that are not computed here, such as complex numbers, where they make more than they are made of."""
+    for node in lifter.graph.nodes:
+        if node.target not in _PRODUCTS or node in lifter.made:
+            continue
+        made, *read = (_count(n, lifter) for n in (node, *node.all_input_nodes))
+        if made > max(read):
+            name, dtype = str(node.target), node.all_input_nodes[-1].meta["val"].dtype
+            yield Refusal(
+                f"no-rule:{name.removesuffix('.default')}",
+                f"The op '{name}' of matrices of type {dtype} cannot be fused.",
+                user_line(node) or node.name,
+                "Multiply floats, or real and imaginary parts, instead.",
+            )
+
+
+def _count(node: torch.fx.Node, lifter: Lifter) -> int:
+    """Elements of a tensor, at the first call; 0 if that is not known."""
+    val = node.meta.get("val")
+    try:
+        return (
+            count_of(lifter.sizes.shape(val), lifter.hints) if isinstance(val, torch.Tensor) else 0
+        )
+    except UntranslatableSize:
+        return 0

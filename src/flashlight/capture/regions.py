@@ -16,7 +16,7 @@ from flashlight.capture.borders import Borders, Region
 from flashlight.capture.growth import Growth
 from flashlight.capture.pairs import Pairs, count
 from flashlight.capture.paths import Paths
-from flashlight.capture.refusals import refusal_of
+from flashlight.capture.refusals import refusal_of, unknown_products
 from flashlight.errors import Refusal
 from flashlight.ir.exprs import Unary
 from flashlight.ir.monoids import SUM
@@ -100,6 +100,7 @@ class Finder:
         for region, node, cell in self.put_aside:
             if not region.closers & held:
                 self._refuse_node(region, node, cell)
+        self.refusals += unknown_products(self.lifter)
         return sorted(found, key=lambda r: max(self.borders.rank[name] for name in r.closers))
 
     def _add_doubtful(
@@ -160,6 +161,7 @@ class Finder:
         if not pairs.weights:
             self._note_open(pairs, {name for r in candidates for name in r.members})
         idle = [r for r in complete if not r.is_weak and r not in worth]
+        self.put_aside += self._cut_off(idle, pairs, held)
         return pairs.origins(_paired(idle)) | escaped, pairs.origins(_paired(late))
 
     def _is_doubtful(self, region: Region, pairs: Pairs) -> bool:
@@ -343,6 +345,17 @@ class Finder:
             return frozenset()
         self.put_aside.append((region, *escape))
         return made
+
+    def _cut_off(
+        self, idle: list[Region], pairs: Pairs, held: set[str]
+    ) -> Iterator[tuple[Region, Node, Cell]]:
+        """Regions that are worth nothing because an op without a rule stands between their scores and what becomes of these."""
+        for region in idle:
+            escape = self._escape(region.paired, pairs, held)
+            if escape is None or self.borders.cells_of(escape[0]) or escape[0].op == "output":
+                continue
+            if not pairs.are_few(escape[1].name):
+                yield (region, *escape)
 
     def _escapes(self, region: Region, pairs: Pairs, held: set[str]) -> bool:
         """Whether something else reads scores of what looks like attention; a refusal is noted."""
