@@ -181,7 +181,7 @@ def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Launch
     pytest.importorskip("triton")
     monkeypatch.setenv("FLASHLIGHT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(gpu, "load_function", lambda source: None)
-    monkeypatch.setattr(launch, "_set_allocator", lambda: None)
+    monkeypatch.setattr(launch, "set_allocator", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "none")
 

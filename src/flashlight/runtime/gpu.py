@@ -49,7 +49,8 @@ from flashlight.rewrite.sweeps import swept, together, with_bounds
 from flashlight.rewrite.tile import candidates, fetched, instances, row_dims
 from flashlight.runtime import cache
 from flashlight.runtime.executable import KernelInfo
-from flashlight.runtime.launch import Key, Launch, Plan, compile_all, key_of, start
+from flashlight.runtime.launch import Key, Plan, compile_all, key_of, start
+from flashlight.runtime.relaunch import Launch
 from flashlight.runtime.tune import (
     HOW_MANY,
     Mode,

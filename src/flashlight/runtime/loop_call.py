@@ -13,7 +13,8 @@ import torch
 from flashlight.errors import CompileError
 from flashlight.runtime import op
 from flashlight.runtime.gpu import GpuExecutable
-from flashlight.runtime.launch import Key, Launch, key_of
+from flashlight.runtime.launch import Key, key_of
+from flashlight.runtime.relaunch import Launch
 
 MOST = 64
 """Kinds of calls whose launches are remembered."""
