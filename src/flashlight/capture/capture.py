@@ -19,6 +19,7 @@ from flashlight.capture.normalize import (
     reject_mixed_products,
     shield_softmax,
     why_not_graph,
+    widen_positions,
 )
 from flashlight.capture.record import Record, Taken, warn_once
 from flashlight.capture.regions import Finder
@@ -58,6 +59,7 @@ def capture(graph: torch.fx.Graph, options: Options) -> Record:
         record.publish(found)
         return found
     shapes_from_inputs(graph)
+    widen_positions(graph)
     compute_before_expanding(graph)
     finder, regions = _find(graph)
     if specialize(graph, features_of(finder, regions)):

@@ -1,4 +1,4 @@
-"""Before and after: which graphs are looked at, and what is done for softmaxes that stay."""
+"""Before and after: which graphs are looked at, in which types, and what is done for softmaxes that stay."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch.fx
 from flashlight.errors import ProgramError, Refusal
 
 aten = torch.ops.aten
+prims = torch.ops.prims
 
 
 def why_not_graph(graph: torch.fx.Graph) -> Refusal | None:
@@ -47,6 +48,30 @@ def reject_mixed_products(graph: torch.fx.Graph) -> None:
             where = str(node.meta.get("stack_trace") or "").strip()
             message = f"expected mat1 and mat2 to have the same dtype, but got: {a} != {b}"
             raise ProgramError(message + (f"\n{where}" if where else ""))
+
+
+_MOVES = (aten.unsqueeze.default, aten.view.default, aten.reshape.default, aten.expand.default)
+_COMPARISONS = (aten.eq.Tensor, aten.ne.Tensor)
+
+
+def widen_positions(graph: torch.fx.Graph) -> int:
+    """Give positions that are only compared with each other a type that is computed in, where PyTorch chose one of 16 bits.
+
+    `eye` of more than 256 rows has such. Returns how many tensors were changed.
+    """
+    narrow: dict[torch.fx.Node, None] = {}  # in order
+    for node in graph.nodes:
+        is_made = node.target is prims.iota.default and node.kwargs["dtype"] is torch.uint16
+        if is_made or (node.target in _MOVES and node.args[0] in narrow):
+            narrow[node] = None
+    users = {user for node in narrow for user in node.users if user not in narrow}
+    if not all(u.target in _COMPARISONS and all(a in narrow for a in u.args) for u in users):
+        return 0
+    for node in narrow:
+        if node.target is prims.iota.default:
+            node.update_kwarg("dtype", torch.int32)
+        node.meta["val"] = node.meta["val"].to(torch.int32)
+    return len(narrow)
 
 
 def shield_softmax(graph: torch.fx.Graph) -> int:

@@ -212,8 +212,10 @@ def _common_dtype(a: Any, b: Any) -> DType:
             return 1
         return 1.0 if isinstance(x, torch.SymFloat) else x
 
-    x, y = meta(a), meta(b)
-    return DTYPES[torch.result_type(x, y)]
+    common = torch.result_type(meta(a), meta(b))
+    if common not in DTYPES:
+        raise NoRuleError(f"a comparison of {common}")
+    return DTYPES[common]
 
 
 @rule(aten.pow.Tensor_Scalar)
