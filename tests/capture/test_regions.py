@@ -212,6 +212,16 @@ def test_weights(fn: Callable[..., Any], args: tuple[T, T, T], regions: int) -> 
     assert found(fn, *args) == (regions, [])
 
 
+def graph_attention(h: T, sides: T, edges: T) -> T:
+    """Scores are sums of a number for each node, and one that is given for each pair."""
+    a, b = (h @ sides).unbind(-1)
+    return F.leaky_relu(a[:, None] + b + edges).softmax(-1) @ h
+
+
+def test_a_bias_for_each_outer_pair() -> None:
+    assert found(graph_attention, r(70, 8), r(8, 2), r(70, 70)) == (1, [])
+
+
 def few_keys(q: T, k: T, w: T) -> T:
     """Fewer keys than features: the results are more than the scores, which are scores all the same."""
     o = (q @ k.mT).softmax(-1) @ k

@@ -358,7 +358,7 @@ class Pairs:
         if incoming.pair.is_strong:
             return True
         size = self.count(cell.name)
-        return all(self._source(n) < size for n in self._data(cell) if not self._is_paired(n))
+        return all(self._source(n) <= size for n in self._data(cell) if not self._is_paired(n))
 
     def _source(self, name: str) -> int:
         """Elements of the largest float that a value is made of by pointwise steps: a bias of slopes and distances is small."""

@@ -332,7 +332,8 @@ class Finder:
         if not region.is_weak:
             return is_core or is_large
         dense = is_large and self._is_dense(region, pairs)
-        return dense or (is_core and self._is_slim(region, pairs))
+        softmax = is_core and self._is_softmax(region, pairs) and self._is_as_large(region)
+        return dense or softmax or (is_core and self._is_slim(region, pairs))
 
     def _aside(self, region: Region, pairs: Pairs, held: set[str]) -> frozenset[str]:
         """Products that something else reads and the region could read too: a bias beside its scores, or much fewer scores of blocks."""
@@ -442,6 +443,10 @@ class Finder:
     def _is_large(self, region: Region) -> bool:
         """Whether pairs that would be written outnumber every tensor that goes in or comes out."""
         return self._largest(region) > max(self._boundary(region), default=0)
+
+    def _is_as_large(self, region: Region) -> bool:
+        """Whether they are no fewer than any such tensor: beside a bias for each pair."""
+        return self._largest(region) >= max(self._boundary(region), default=0)
 
     def _largest(self, region: Region) -> int:
         return max((self.borders.count(n) for n in self._standing(region)), default=0)
