@@ -75,6 +75,8 @@ def linear(layout: Any, shape: tuple[int, ...]) -> Any:
 
 def is_trivial(a: Any, b: Any, shape: tuple[int, ...]) -> bool:
     """Whether a conversion of layouts stays within threads."""
+    if isinstance(b, real.SliceLayout) and isinstance(b.parent, Split):
+        return a == real.SliceLayout(1, b.parent.parent)
     x, y = linear(a, shape), linear(b, shape)
     return x.lane_bases == y.lane_bases and x.warp_bases == y.warp_bases
 
@@ -109,6 +111,10 @@ class Tensor:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.data.shape
+
+    @property
+    def type(self) -> Any:
+        return SimpleNamespace(layout=self.layout)
 
     def to(self, dtype: Any) -> Tensor:
         return Tensor(rounded(self.data, dtype), dtype, self.layout)
@@ -536,6 +542,8 @@ class Language:
         if meeting := _MEETING.fullmatch(asm):
             what, number, threads = meeting.groups()
             self.machine.meet(int(number), int(threads), wait=what == "sync")
+            return args[0]
+        if not asm and constraints == "=f,0":
             return args[0]
         if not asm:
             if not isinstance(args[0], Tensor):

@@ -22,8 +22,8 @@ from flashlight.ir.nests import Program
 from flashlight.ir.text import parse_program
 from flashlight.rewrite.schedule import HOPPER, Schedule, evaluate
 from flashlight.rewrite.shapes import CONSUMER_ROWS
+from flashlight.runtime import arguments as of_kernels
 from flashlight.runtime import gpu
-from flashlight.runtime import launch as launching
 from flashlight.runtime.types import TORCH_TYPES
 from tests.support.gluon_language import Descriptor, Memory, Pointer, Tensor, launch
 from tests.support.triton_process import compared, draw
@@ -97,7 +97,7 @@ class Kernel:
                 case "pointer":
                     return Pointer(memories[p.of], memories[p.of].offset)
                 case "descriptor":
-                    return Descriptor(launching.descriptor(tensors[p.of], p), memories[p.of])
+                    return Descriptor(of_kernels.descriptor(tensors[p.of], p), memories[p.of])
                 case "stride":
                     return number(tensors[p.of].stride(p.axis))
                 case "size":

@@ -19,6 +19,7 @@ from flashlight.codegen.blocks import (
 )
 from flashlight.codegen.gluon_producer import Part, general
 from flashlight.codegen.gluon_shared import Copied, Shared
+from flashlight.codegen.partial_sums import PartialSum
 from flashlight.codegen.roles import Step, consumed
 from flashlight.codegen.spelling import hint_of, lined_up, stripped
 from flashlight.codegen.triton_ops import TYPES
@@ -37,6 +38,7 @@ class Consumer(Part):
         self.weights: list[str] = []
         self.halves: list[str] = []
         self.held: list[str] = []  # other operands that registers hold
+        self.in_parts = {p.fold for s in module.roles.steps for p in s.parts.values()}
         self.lined = ""  # the layout of a tile in memory's order that is being read or written
 
     # -- How tiles lie in registers.
@@ -119,8 +121,15 @@ class Consumer(Part):
         if isinstance(op, Fold) and op.result.axes == (rows,) and op.axis == cols:
             name = {MAX: "max", SUM: "sum"}.get(op.monoid)
             if name is not None and (name == "sum" or not op.nan):
-                # two chains in each thread, then the threads of a row
-                split = f"tl.reshape({stripped(self.value(op.x))}, [{CONSUMER_ROWS}, {cols.block // 8}, 8])"
+                x = stripped(self.value(op.x))
+                if (
+                    op in self.in_parts
+                ):  # two chains in each thread, and no exchange with the others of a row
+                    split = f"tl.reshape({x}, [{CONSUMER_ROWS}, {cols.block // 8}, 4, 2])"
+                    self.helpers.add("_here")
+                    self.define(op.result, f"_here(tl.{name}(tl.{name}({split}, 1), 2))", {})
+                    return
+                split = f"tl.reshape({x}, [{CONSUMER_ROWS}, {cols.block // 8}, 8])"
                 text = f"tl.{name}(tl.{name}({split}, 1), 1)"
                 self.define(op.result, f"tl.convert_layout({text}, ROWS, assert_trivial=True)", {})
                 return
@@ -228,9 +237,11 @@ class Consumer(Part):
         steps = m.roles.steps
         first, ranges = self.ranges()
         self.slot_names = []
-        for slot in steps[0].loop.slots:
+        parts = steps[0].parts
+        for n, slot in enumerate(steps[0].loop.slots):
             name = self.fresh(slot.name)
-            self.line(f"{name} = {stripped(self.like(slot.init, slot.inside.axes))}")
+            if n not in parts:
+                self.line(f"{name} = {stripped(self.like(slot.init, slot.inside.axes))}")
             self.slot_names.append(name)
         for step in steps:
             for slot, name in zip(step.loop.slots, self.slot_names, strict=True):
@@ -245,6 +256,9 @@ class Consumer(Part):
                 self.step(step, begins=False)
         self.line(f"mbarrier.arrive(rows_free.index(slot * {m.consumers} + GROUP_ID), count=1)")
         self.advance("slot", "slot_phase", m.slots)
+        for name in (self.slot_names[n] for n in parts):
+            text = f"gl.convert_layout(tl.sum({name}, 1), ROWS, assert_trivial=True)"
+            self.line(f"{name} = {text}")
         step = steps[-1]
         self.round_weights(step)
         self.turn("wait")
@@ -285,7 +299,7 @@ class Consumer(Part):
         self.all(step.heavy)
         if not begins:
             self.finish_sums(step)
-        self.carry(step)
+        self.carry(step, begins=begins)
 
     def load_kept(self, step: Step) -> None:
         """What shared memory keeps for the weights of all tiles, into registers."""
@@ -399,18 +413,36 @@ class Consumer(Part):
     def accumulator(self, step: Step, dot: Dot) -> str:
         return self.slot_names[step.loop.body.yields.index(dot.result)]
 
-    def carry(self, step: Step) -> None:
+    def carry(self, step: Step, *, begins: bool) -> None:
         """Move accumulators, and keep the weights and the other slots for the next tile."""
         self.all(step.moves)
         for name, weight in zip(self.weights, step.weights, strict=True):
             self.line(f"{name} = {self.value(weight)}")
         sums = {d.result: d for d in step.sums}
         pending = []
-        for name, slot, value in zip(
-            self.slot_names, step.loop.slots, step.loop.body.yields, strict=True
+        for n, (name, slot, value) in enumerate(
+            zip(self.slot_names, step.loop.slots, step.loop.body.yields, strict=True)
         ):
+            if n in step.parts:
+                pending.append((name, self.part(step.parts[n], "" if begins else name)))
+                continue
             dot = sums.get(value)
             source = value if dot is None else dot.acc
             assert source is not None
             pending.append((name, stripped(self.like(source, slot.inside.axes))))
         self.assign(pending)
+
+    def part(self, part: PartialSum, before: str) -> str:
+        """What a thread has of a sum: this tile's part, and what it had `before`, moved."""
+        added = self.value(part.fold.result)
+        if not before:
+            return added
+        if part.factor is None:
+            return f"{before} + {added}"
+        factor = self.value(part.factor)
+        if part.factor.axes:
+            layout = f"gl.SliceLayout(1, {added}.type.layout)"
+            factor = (
+                f"gl.convert_layout({stripped(factor)}, {layout}, assert_trivial=True)[:, None]"
+            )
+        return f"{before} * {factor} + {added}"

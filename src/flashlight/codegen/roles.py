@@ -13,8 +13,8 @@ of tile t are then added before the accumulator moves for tile t + 1, as in the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from flashlight.codegen.blocks import (
@@ -34,6 +34,7 @@ from flashlight.codegen.blocks import (
     results,
     walk,
 )
+from flashlight.codegen.partial_sums import PartialSum, partial_sums
 from flashlight.codegen.triton import MOST_DIMS, is_box
 from flashlight.errors import CompileError
 from flashlight.ir.dtypes import DType
@@ -54,6 +55,7 @@ class Step:
         light: what depends neither on scores nor on computed tiles of pairs, and is none, or is a load.
         heavy: what makes weights of scores.
         moves: what is done to an accumulator before the sum is added.
+        parts: sums along the columns that no tile needs, by their slot.
     """
 
     loop: For
@@ -64,6 +66,7 @@ class Step:
     light: tuple[Op, ...]
     heavy: tuple[Op, ...]
     moves: tuple[Op, ...]
+    parts: Mapping[int, PartialSum]
 
     @property
     def weights(self) -> tuple[Value, ...]:
@@ -125,6 +128,9 @@ def divide(kernel: Kernel, described: Iterable[str]) -> Roles:
         )
         _require(chained, "it has several passes")
         _require(_shape(first) == _shape(second), "its loops do not read the same tiles")
+    steps = tuple(
+        _in_parts(step, p) for step, p in zip(steps, partial_sums(kernel, rows, cols), strict=True)
+    )
     read = {v for step in steps for d in step.scores for v in (d.a, d.b)}
     resident = [op for op in before if isinstance(op, Fetch) and op.result in read]
     resident = [op for op in resident if is_copied(op, described)]
@@ -215,8 +221,14 @@ def _step(loop: For, rows: Axis, cols: Axis, described: frozenset[str]) -> Step:
     _require(not used & {f.result for f in late}, "a tile is read by scores and by sums")
     return Step(
         loop, tuple(scores), tuple(sums), early, late, tuple(light),
-        tuple(op for op in rest if op not in light), tuple(moves),
+        tuple(op for op in rest if op not in light), tuple(moves), {},
     )  # fmt: skip
+
+
+def _in_parts(step: Step, parts: Mapping[int, PartialSum]) -> Step:
+    """A step without the operations that sums in parts do without."""
+    left = {id(op) for part in parts.values() for op in part.ops}
+    return replace(step, heavy=tuple(op for op in step.heavy if id(op) not in left), parts=parts)
 
 
 def _read(sources: dict[Value, Fetch], values: Sequence[Value]) -> tuple[Fetch, ...]:

@@ -71,11 +71,6 @@ Float32 = Literal["split", "ieee"]
 SHARED = 4
 """Score matrices that one dense mask serves from which it pays to read it first."""
 
-CALLED = 0.06
-"""Milliseconds below which a kernel that Inductor's own code cannot launch saves less than its launch costs the host beyond one of
-Inductor's: 27 us where a whole call took 87 (H200, benchmarks/results/2026-11-30-h200-launching.txt).
-"""
-
 MOST_CALLS = 64
 """Shapes and strides of calls for which a program remembers what to launch."""
 
@@ -521,8 +516,6 @@ class _Trials:
         device = next(iter(self.tensors.values())).device
         given = list(self.tensors.values())
         time = milliseconds(lambda: launch and launch(given), device)
-        if schedule.consumers:
-            time = max(time, CALLED)
         return Trial(spills, time, agrees)
 
 

@@ -57,6 +57,12 @@ def _exp2(x):
 
 
 @gluon.jit
+def _here(x):
+    # no instruction: x is computed before what follows, or it would wait and all that it is made of would take registers
+    return gl.inline_asm_elementwise("", "=f,0", [x], dtype=gl.float32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def _keep(x):
     # no instruction: the registers of x stay as they are up to here, as a running product reads them
     return gl.inline_asm_elementwise("", "=r,0", [x], dtype=x.dtype, is_pure=False, pack=2)
@@ -205,7 +211,6 @@ def consume(
         unbegun = gl.where(t_3 > 0, 0, 1)
         start_1 = t_3 + unbegun
         m = gl.full([64], float("-inf"), gl.float32, ROWS)
-        l = gl.full([64], 0.0, gl.float32, ROWS)
         A = gl.full([64, 64], 0.0, gl.float32, TILE_64)
         ref = gl.full([64], -1.8033688011112042e+36, gl.float32, ROWS)
         tile = first_1
@@ -228,11 +233,10 @@ def consume(
         t_4 = gl.minimum(gl.maximum(m_1, -1e+37), 1e+37) * 0.18033688011112042
         phi = _exp2(gl.minimum(ref - t_4, 0.0))
         p = gl.where(cols_ok[None, :], _exp2(s * 0.18033688011112042 - t_4[:, None]), 0.0)
-        l_tile = gl.convert_layout(gl.sum(gl.sum(gl.reshape(p, [64, 16, 8]), 1), 1), ROWS, assert_trivial=True)
-        l_1 = (l * phi) + l_tile
+        l_tile = _here(gl.sum(gl.sum(gl.reshape(p, [64, 16, 4, 2]), 1), 2))
         weights = p
         m = m_1
-        l = l_1
+        l = l_tile
         A = A * gl.convert_layout(phi, gl.SliceLayout(1, TILE_64), assert_trivial=True)[:, None]
         ref = t_4
         # full tiles
@@ -256,8 +260,7 @@ def consume(
             t_5 = gl.minimum(gl.maximum(m_2, -1e+37), 1e+37) * 0.18033688011112042
             phi_1 = _exp2(gl.minimum(ref - t_5, 0.0))
             p_1 = _exp2(dot_1 * 0.18033688011112042 - t_5[:, None])
-            l_tile_1 = gl.convert_layout(gl.sum(gl.sum(gl.reshape(p_1, [64, 16, 8]), 1), 1), ROWS, assert_trivial=True)
-            l_2 = (l * phi_1) + l_tile_1
+            l_tile_1 = _here(gl.sum(gl.sum(gl.reshape(p_1, [64, 16, 4, 2]), 1), 2))
             A = warpgroup_mma_wait(0, deps=(A,))
             _keep(half)
             mbarrier.arrive(sums_free.index(sums_stage), count=1)
@@ -267,7 +270,7 @@ def consume(
                 sums_phase ^= 1
             weights = p_1
             m = m_2
-            l = l_2
+            l = l * gl.convert_layout(phi_1, gl.SliceLayout(1, l_tile_1.type.layout), assert_trivial=True)[:, None] + l_tile_1
             A = A * gl.convert_layout(phi_1, gl.SliceLayout(1, TILE_64), assert_trivial=True)[:, None]
             ref = t_5
         # edge tiles
@@ -294,8 +297,7 @@ def consume(
             t_5 = gl.minimum(gl.maximum(m_2, -1e+37), 1e+37) * 0.18033688011112042
             phi_1 = _exp2(gl.minimum(ref - t_5, 0.0))
             p_1 = gl.where(cols_ok_1[None, :], _exp2(s_1 * 0.18033688011112042 - t_5[:, None]), 0.0)
-            l_tile_1 = gl.convert_layout(gl.sum(gl.sum(gl.reshape(p_1, [64, 16, 8]), 1), 1), ROWS, assert_trivial=True)
-            l_2 = (l * phi_1) + l_tile_1
+            l_tile_1 = _here(gl.sum(gl.sum(gl.reshape(p_1, [64, 16, 4, 2]), 1), 2))
             A = warpgroup_mma_wait(0, deps=(A,))
             _keep(half)
             mbarrier.arrive(sums_free.index(sums_stage), count=1)
@@ -305,7 +307,7 @@ def consume(
                 sums_phase ^= 1
             weights = p_1
             m = m_2
-            l = l_2
+            l = l * gl.convert_layout(phi_1, gl.SliceLayout(1, l_tile_1.type.layout), assert_trivial=True)[:, None] + l_tile_1
             A = A * gl.convert_layout(phi_1, gl.SliceLayout(1, TILE_64), assert_trivial=True)[:, None]
             ref = t_5
         mbarrier.arrive(rows_free.index(slot * 3 + GROUP_ID), count=1)
@@ -313,6 +315,7 @@ def consume(
         if slot == 2:
             slot = 0
             slot_phase ^= 1
+        l = gl.convert_layout(gl.sum(l, 1), ROWS, assert_trivial=True)
         half = _keep(gl.convert_layout(weights.to(gl.float16), gl.DotOperandLayout(0, TILE_64, 2), assert_trivial=True))
         _wait_turn(GROUP_ID)
         mbarrier.wait(sums_full.index(sums_stage), sums_phase)
