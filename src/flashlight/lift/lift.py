@@ -139,10 +139,11 @@ class Lifter:
         function, is_view = entry
         if is_view and self._is_stored(node):
             return None  # a real tensor, which no operator of the graph may be handed but the one that copies it
+        known = len(self.cells)
         try:
             result = function(self, node, *node.args, **node.kwargs)
         except (UntranslatableSize, NoRuleError):
-            self.made.pop(node, None)  # steps of a rule that gave up
+            self._forget(node, known)
             return None
         moves_only = is_view or any(
             isinstance(a, torch.fx.Node) and self.values.get(a) is result for a in node.args
@@ -155,6 +156,14 @@ class Lifter:
         elif isinstance(result, Value) and result.source:
             self.cells[result.source].tensors.append(node)
         return result
+
+    def _forget(self, node: torch.fx.Node, known: int) -> None:
+        """Undo the steps of a rule that gave up: their names are free again, first of all for the node itself."""
+        self.made.pop(node, None)
+        for name in list(self.cells)[known:]:
+            nest = self.cells.pop(name).nest
+            key = key_of(nest.parallel, nest.reduced, nest.dtype, nest.monoid, nest.body)
+            self._by_key.pop(key, None)
 
     def _part(self, node: torch.fx.Node, view: Value) -> Value | None:
         """A copy of a view that leaves out elements of a cell, or None for other views.
