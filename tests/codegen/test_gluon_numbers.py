@@ -33,6 +33,12 @@ def of(score: str, *inputs: str, sizes: tuple[str | int, ...] = HEADS, **options
     return attention(score, inputs, sizes=sizes, **options)  # type: ignore[arg-type]
 
 
+def both(score: str, give: str = "A0 / l0 - A1 / l1 * lam[h]") -> str:
+    """Two softmaxes over the same values, their scores changed alike."""
+    text = LOOPS["differential"].program.replace("A0 / l0 - A1 / l1 * lam[h]", give)
+    return re.sub(r"(let s\d\(.*\) = )(.*)", lambda m: m[1] + score.format(f"({m[2]})"), text)
+
+
 CASES = {
     "vanilla": Case(of(DOT), {"S": 300, "T": 150}),
     "vanilla_3": Case(of(DOT), {"S": 400, "T": 150}, 3),
@@ -124,6 +130,22 @@ CASES = {
         3,
     ),
     "differential": Case(LOOPS["differential"].program, {"S": 150}),
+    "differential_causal": Case(both("where(k <= q, {}, -inf)"), {"S": 300}),
+    "differential_causal_3": Case(both("where(k <= q, {}, -inf)"), {"S": 300}, 3),
+    "differential_one_stage": Case(both("tanh({})"), {"S": 150}, 1, stages=1),
+    "differential_biased": Case(
+        both("{} + W[h, q, k]").replace("  loop", "  input W: bf16[2, S, S]\n  loop"), {"S": 152}
+    ),
+    "three_softmaxes": Case(
+        both("{}", "A0 / l0 - A1 / l1 * lam[h] + A2 / l2").replace(
+            "    give",
+            "    let s2(b, h, q, k) = sum(d: Q[b, h, q, d] * K[b, h + 2, k, d])\n"
+            "    carry m2 (b, h, q) f32: max s2\n"
+            "    carry l2 (b, h, q) f32: sum exp(s2 - ~m2) moves exp(-m2)\n"
+            "    carry A2 (b, h, q, e) f32: sum exp(s2 - ~m2) * V[b, h, k, e] moves exp(-m2)\n    give",
+        ),
+        {"S": 150},
+    ),
     "evoformer": Case(
         LOOPS["evoformer"].program.replace("40", "136").replace("n: 3", "n: 2").replace("3,", "2,"),
         {},

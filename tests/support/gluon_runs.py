@@ -74,7 +74,7 @@ class Kernel:
         self.sizes = dict(sizes)
         self.instances = instances
         step = gpu.Step.of(program, number, [schedule], "off")
-        self.grid = step.kernel.grid
+        self.lowered = step.kernel
         facts = step.facts({b.name: self.given[b.name] for b in step.kernel.reads})
         self.source: Source = step.source(schedule, step.kernel, facts)
 
@@ -90,7 +90,7 @@ class Kernel:
             tensors[give.name] = torch.full(shape, strange).to(kind)
         memories = {name: memory_of(name, t) for name, t in tensors.items()}
         queue = Memory("queue", torch.zeros(1, dtype=torch.int32), 0, gl.int32)
-        count = math.prod(evaluate(g.count, self.sizes) for g in self.grid)
+        count = math.prod(evaluate(g.count, self.sizes) for g in self.lowered.grid)
 
         def argument(p: Parameter) -> Any:
             match p.kind:

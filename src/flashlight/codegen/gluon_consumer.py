@@ -20,6 +20,7 @@ from flashlight.codegen.blocks import (
 from flashlight.codegen.gluon_producer import Part, general
 from flashlight.codegen.gluon_shared import Copied, Shared
 from flashlight.codegen.partial_sums import PartialSum
+from flashlight.codegen.phases import phases
 from flashlight.codegen.roles import Step, consumed
 from flashlight.codegen.spelling import hint_of, lined_up, stripped
 from flashlight.codegen.triton_ops import TYPES
@@ -178,7 +179,7 @@ class Consumer(Part):
             self.line(f"{name} = 0")
         if m.closing:
             self.line("closing_phase = 0")
-        step = m.roles.steps[0]
+        step = phases(m.roles.steps[0])[0]
         for weight in step.weights:
             name = self.fresh("weights")
             self.weights.append(name)
@@ -259,47 +260,52 @@ class Consumer(Part):
         for name in (self.slot_names[n] for n in parts):
             text = f"gl.convert_layout(tl.sum({name}, 1), ROWS, assert_trivial=True)"
             self.line(f"{name} = {text}")
-        step = steps[-1]
-        self.round_weights(step)
+        *_, last = phases(steps[-1])
+        self.round_weights(last)
         self.turn("wait")
-        self.start_sums(step)
+        self.start_sums(last, waits=last is steps[-1])
         self.turn("pass")
-        self.finish_sums(step)
+        self.finish_sums(last, leaves=True)
 
     def step(self, step: Step, *, begins: bool) -> None:
         """One tile: its weights; and the sums of the weights before it, unless it `begins`."""
         m = self.module
         loop = step.loop
         self.text[loop.index] = "tile"
-        if not begins:
-            self.round_weights(step)
-        fetches = any(isinstance(op, Fetch) for op in step.light)
-        if fetches:
-            self.all(step.light)  # while the tile is under way
-        self.line("mbarrier.wait(scores_full.index(stage), phase)")
-        for c, op in zip(m.early, step.early, strict=True):
-            at = f"stage * {m.consumers} + GROUP_ID" if c.per_group else "stage"
-            self.text[op.result] = self.shared(c, at)
-        self.turn("wait")
-        tokens = self.start_scores(step)
-        if not begins:
-            self.start_sums(step)
-        self.turn("pass")
-        if not fetches:
-            self.all(step.light)
-        waiting = 0 if begins else len(step.sums)
-        listed = ", ".join(tokens)
-        self.line(f"{listed} = warpgroup_mma_wait({waiting}, deps=({listed},))")
-        for name in self.held:
-            self.line(f"_keep({name})")
-        self.load_terms(step)
-        self.line("mbarrier.arrive(scores_free.index(stage), count=1)")
-        self.advance("stage", "phase", m.stages)
-        self.load_kept(step)
-        self.all(step.heavy)
-        if not begins:
-            self.finish_sums(step)
-        self.carry(step, begins=begins)
+        parts = phases(step)
+        for n, part in enumerate(parts):
+            before = None if begins and n == 0 else parts[n - 1]
+            if before is not None:
+                self.round_weights(before)
+            fetches = any(isinstance(op, Fetch) for op in step.light)
+            if n == 0:
+                if fetches:
+                    self.all(step.light)  # while the tile is under way
+                self.line("mbarrier.wait(scores_full.index(stage), phase)")
+            for c, op in zip(m.early, step.early, strict=True):
+                at = f"stage * {m.consumers} + GROUP_ID" if c.per_group else "stage"
+                self.text[op.result] = self.shared(c, at)
+            self.turn("wait")
+            tokens = self.start_scores(part)
+            if before is not None:
+                self.start_sums(before, waits=before is parts[0])
+            self.turn("pass")
+            if n == 0 and not fetches:
+                self.all(step.light)
+            waiting = 0 if before is None else len(before.sums)
+            listed = ", ".join(tokens)
+            self.line(f"{listed} = warpgroup_mma_wait({waiting}, deps=({listed},))")
+            for name in self.held:
+                self.line(f"_keep({name})")
+            self.load_terms(part)
+            if n == len(parts) - 1:
+                self.line("mbarrier.arrive(scores_free.index(stage), count=1)")
+                self.advance("stage", "phase", m.stages)
+            self.load_kept(part)
+            self.all(part.heavy)
+            if before is not None:
+                self.finish_sums(before, leaves=before is parts[-1])
+            self.carry(part, begins=begins)
 
     def load_kept(self, step: Step) -> None:
         """What shared memory keeps for the weights of all tiles, into registers."""
@@ -310,12 +316,9 @@ class Consumer(Part):
 
     def load_terms(self, step: Step) -> None:
         """Tiles in shared memory that are added to scores, into registers."""
-        read = {v for d in step.scores for v in operands(d)}
-        found = [
-            (c, op)
-            for c, op in zip(self.module.early, step.early, strict=True)
-            if op.result not in read
-        ]
+        read = {v for op in step.heavy for v in operands(op)}
+        early = zip(self.module.early, step.early, strict=True)
+        found = [(c, op) for c, op in early if op.result in read]
         for c, op in found:
             self.load_tile(c, op)
         if found:
@@ -389,9 +392,11 @@ class Consumer(Part):
             )
             self.halves.append(half)
 
-    def start_sums(self, step: Step) -> None:
+    def start_sums(self, step: Step, *, waits: bool) -> None:
+        """Start the products that sum weights; `waits`: they are the first that read their tile."""
         m = self.module
-        self.line("mbarrier.wait(sums_full.index(sums_stage), sums_phase)")
+        if waits:
+            self.line("mbarrier.wait(sums_full.index(sums_stage), sums_phase)")
         for c, op in zip(m.late, step.late, strict=True):
             self.text[op.result] = self.shared(c, "sums_stage")
         for d in step.sums:
@@ -401,14 +406,16 @@ class Consumer(Part):
             b = self.operand(d.b, (d.axis, axis), step)
             self.line(f"{name} = warpgroup_mma({half}, {b}, {name}, is_async=True)")
 
-    def finish_sums(self, step: Step) -> None:
+    def finish_sums(self, step: Step, *, leaves: bool) -> None:
+        """Wait for those products; `leaves`: they are the last that read their tile."""
         names = [self.accumulator(step, d) for d in step.sums]
         listed = ", ".join(names)
         self.line(f"{listed} = warpgroup_mma_wait(0, deps=({listed},))")
         for half in self.halves:
             self.line(f"_keep({half})")
-        self.line("mbarrier.arrive(sums_free.index(sums_stage), count=1)")
-        self.advance("sums_stage", "sums_phase", self.module.stages)
+        if leaves:
+            self.line("mbarrier.arrive(sums_free.index(sums_stage), count=1)")
+            self.advance("sums_stage", "sums_phase", self.module.stages)
 
     def accumulator(self, step: Step, dot: Dot) -> str:
         return self.slot_names[step.loop.body.yields.index(dot.result)]
@@ -420,9 +427,8 @@ class Consumer(Part):
             self.line(f"{name} = {self.value(weight)}")
         sums = {d.result: d for d in step.sums}
         pending = []
-        for n, (name, slot, value) in enumerate(
-            zip(self.slot_names, step.loop.slots, step.loop.body.yields, strict=True)
-        ):
+        for n in step.slots:
+            name, slot, value = self.slot_names[n], step.loop.slots[n], step.loop.body.yields[n]
             if n in step.parts:
                 pending.append((name, self.part(step.parts[n], "" if begins else name)))
                 continue

@@ -56,6 +56,7 @@ class Step:
         heavy: what makes weights of scores.
         moves: what is done to an accumulator before the sum is added.
         parts: sums along the columns that no tile needs, by their slot.
+        slots: numbers of the loop's slots that it moves on.
     """
 
     loop: For
@@ -67,6 +68,7 @@ class Step:
     heavy: tuple[Op, ...]
     moves: tuple[Op, ...]
     parts: Mapping[int, PartialSum]
+    slots: tuple[int, ...]
 
     @property
     def weights(self) -> tuple[Value, ...]:
@@ -215,13 +217,14 @@ def _step(loop: For, rows: Axis, cols: Axis, described: frozenset[str]) -> Step:
     ]
     waits = [d.result for d in scores] + [f.result for f in early]
     waits += [v for op in rest if not _is_light(op) for v in results(op)]
-    made = _depending(rest, waits)
+    made = depending(rest, waits)
     light = [op for op in rest if op not in made and _is_light(op)]
     used = {v for op in rest for v in operands(op)} | {v for d in scores for v in operands(d)}
     _require(not used & {f.result for f in late}, "a tile is read by scores and by sums")
     return Step(
         loop, tuple(scores), tuple(sums), early, late, tuple(light),
         tuple(op for op in rest if op not in light), tuple(moves), {},
+        tuple(range(len(loop.slots))),
     )  # fmt: skip
 
 
@@ -245,8 +248,8 @@ def _moves(loop: For, sums: Sequence[Dot]) -> list[Op]:
             slot is not None and loop.body.yields.count(d.result) == 1, "a sum is no accumulator"
         )
         assert slot is not None
-        found = _depending(loop.body.ops, [slot.inside])
-        _require(d in found and not _depending(loop.body.ops, [d.result]), "an accumulator is read")
+        found = depending(loop.body.ops, [slot.inside])
+        _require(d in found and not depending(loop.body.ops, [d.result]), "an accumulator is read")
         own = [op for op in found if op is not d]
         _require(all(isinstance(op, Compute) for op in own), "an accumulator is read")
         after = {v for op in own for v in results(op)}
@@ -258,7 +261,7 @@ def _moves(loop: For, sums: Sequence[Dot]) -> list[Op]:
     return moves
 
 
-def _depending(ops: Iterable[Op], values: Iterable[Value]) -> list[Op]:
+def depending(ops: Iterable[Op], values: Iterable[Value]) -> list[Op]:
     """Operations that read any of some values, or what depends on them."""
     known = set(values)
     found = []

@@ -11,6 +11,7 @@ from flashlight.ir.exprs import Binary, Cast, Const, Dim, Expr, Load, Reduce, Se
 from flashlight.ir.nests import Loop
 from flashlight.ir.visit import free_dims, loads, walk
 from flashlight.rewrite.schedule import Device, Schedule, extent_of, planned_extent, power_of_two
+from flashlight.rewrite.split_accumulators import components
 
 DEEP = 1024
 """Elements of a contraction beyond which a tile's operands are not held whole, but fetched anew in chunks for each tile."""
@@ -26,6 +27,7 @@ class Footprint:
     Attributes:
         accumulated: 32-bit words of carries per row.
         dots: contractions that score, in a tile.
+        parts: sets of carries that are independent of each other.
         single: words of a weight in the accumulating dots' operand type, per pair (0.5 for 16 bits, 0 without such dots).
         per_row: bytes of operands per row that stay for the whole loop.
         per_col: bytes fetched per column.
@@ -44,6 +46,7 @@ class Footprint:
 
     accumulated: int
     dots: int
+    parts: int
     single: float
     per_row: int
     per_col: int
@@ -97,6 +100,7 @@ def footprint_of(loop: Loop, base: Schedule, hints: Mapping[str, int]) -> Footpr
     return Footprint(
         accumulated=sum(padded(frozenset(c.dims) - kept, hints) for c in loop.carries),
         dots=len(sums) - len(elementwise),
+        parts=len(components(loop)),
         single=(0.5 if narrow else 2.0) if whole else 0.0,
         per_row=per_row,
         per_col=per_col,

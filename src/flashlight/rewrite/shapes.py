@@ -32,7 +32,8 @@ def shared_out(f: Footprint, length: int, device: Device) -> list[tuple[int, int
     if f.per_pair and f.accumulated < CONSUMER_ROWS:
         return []
     if f.dots > 1 and not f.per_pair:
-        shapes = [(2, 64, 2)] if f.accumulated <= 160 else [(2, 32, 4)]
+        most = 160 if f.parts == 1 else 288  # one after the other, softmaxes share registers
+        shapes = [(2, 64, 2)] if f.accumulated <= most else [(2, 32, 4)]
     elif wide or f.per_pair:
         shapes = [(2, 128, 2), (2, 64, 2)]
         if f.row_count >= 4 * CONSUMER_ROWS and not wide:
