@@ -604,3 +604,40 @@ def test_other_products_for_pairs_stay_outside() -> None:
         region = finder.regions()[-1]
         read = emit(region, finder.lifter, finder.hints).inputs
         assert any("mm" in str(n.target) for n in read), fn.__name__
+
+
+def table_of_positions(q: T, k: T, w: T) -> T:
+    return (q @ k.mT + q @ w.T).softmax(-1) @ k
+
+
+def hidden_bias(q: T, k: T, w: T) -> T:
+    return (q @ k.mT + F.linear(F.relu(q.sin()), w, w[:, 0])).softmax(-1) @ k
+
+
+@pytest.mark.parametrize("fn", [table_of_positions, hidden_bias])
+def test_products_with_weights_that_add_to_scores(fn: Callable[..., T]) -> None:
+    """One number for each pair, which no other pair shares: no tensor of scores is read."""
+    args = r(2, 3, 70, 16), r(2, 3, 70, 16), r(70, 16)
+    finder = finder_of(fn, *args)
+    (region,) = finder.regions()
+    read = emit(region, finder.lifter, finder.hints).inputs
+    assert max(n.meta["val"].numel() for n in read) <= args[0].numel()
+
+
+def shared_table(q: T, k: T, w: T) -> T:
+    """The product is the same for every head, and is made once."""
+    return (q @ k.mT + q[:, :1] @ w.T).softmax(-1) @ k
+
+
+def returned_bias(q: T, k: T, w: T) -> tuple[T, T]:
+    bias = q @ w.T
+    return (q @ k.mT + bias).softmax(-1) @ k, bias
+
+
+@pytest.mark.parametrize("fn", [shared_table, returned_bias])
+def test_products_with_weights_that_are_stored(fn: Callable[..., T]) -> None:
+    args = r(2, 3, 70, 16), r(2, 3, 70, 16), r(70, 16)
+    finder = finder_of(fn, *args)
+    (region,) = finder.regions()
+    read = emit(region, finder.lifter, finder.hints).inputs
+    assert any(n.meta["val"].shape[-1] == 70 for n in read)

@@ -168,7 +168,8 @@ class Growth:
         if cell.is_index or not cell.tensors:  # positions, and steps inside one op's rule
             return True
         if pairs.of[cell.name].contraction or self._ends_product(cell):
-            return self._is_bias_of_features(cell, sides, region)
+            is_scores = self._makes_scores(cell, sides, region)
+            return is_scores or self._is_bias_of_features(cell, sides, region)
         if is_paired and not cell.is_pointwise:
             return True
         if not cell.dtype.is_float:
@@ -187,6 +188,30 @@ class Growth:
         if joined is not None:
             return self._is_joined_late(cell, joined, reader, region)
         return is_lookup(cell) and pairs.of[reader.name].contraction
+
+    def _makes_scores(self, cell: Cell, sides: Sides, region: Region) -> bool:
+        """Whether a product of rows with columns adds to each pair of these, and to nothing else: stored, it is as large as the pairs.
+
+        One operand may be a weight, as a table of positions is. What is the same for several samples or heads is stored, once.
+        """
+        assert region.pairs is not None
+        of = region.pairs.of
+        scores = [n for n in region.paired if of[n].origin and of[n].contraction]
+        most = max(map(self.borders.count, scores), default=0)
+        is_one_each = self.borders.count(cell.name) >= most
+        if region.is_weak or region.less > 1 or not is_one_each or self._is_shared(cell, region):
+            return False
+        inner = [(step, s) for step, s in self._products(cell, sides) if s]
+        return bool(inner) and all(region.pairs.is_product_of(*args) for args in inner)
+
+    def _products(self, cell: Cell, sides: Sides) -> Iterator[tuple[Cell, Sides]]:
+        """The product that is a cell, or a step of it, with the sides of the pairs in its dims."""
+        if cell.contraction:
+            yield cell, sides
+        for load in cell.loads():
+            step = self.cells.get(load.buffer.name)
+            if step is not None and not step.tensors and step.contraction:
+                yield step, sides_through(load, cell, sides)
 
     def _is_bias_of_features(self, cell: Cell, sides: Sides, region: Region) -> bool:
         """Whether a product contracts features of each pair of rows that would be stored for it alone.

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from flashlight.capture.reading import Sides
 from flashlight.ir.exprs import (
     Binary,
     Buffer,
@@ -195,6 +196,22 @@ class Pairs:
         made = [self.lifter.cells[n] for n in self.origins(self.cone((name,)))]
         read = [self.count(load.buffer.name) for cell in made for load in cell.loads()]
         return self.count(name) <= max(read, default=0)
+
+    def is_product_of(self, cell: Cell, sides: Sides) -> bool:
+        """Whether a cell sums products of rows and columns over few features, for sides of its dims, of fewer elements than it has."""
+        operands = self._operands(cell)
+        if operands is None or not self._is_slim(cell):
+            return False
+        size = self.count(cell.name)
+        if any(self.count(load.buffer.name) >= size for load in cell.loads()):
+            return False
+        dims, reach = cell.nest.parallel, [_reach(e) for e in operands]
+        return any(
+            not a & {dims[i] for i in columns} and not b & {dims[i] for i in rows}
+            for rows, columns in sides
+            if rows and columns
+            for a, b in (reach, reversed(reach))
+        )
 
     # -- Sizes
 
