@@ -88,6 +88,25 @@ def test_resources(name: str) -> None:
     assert max(stacks) <= 32, stacks
 
 
+@pytest.mark.slow
+def test_numbers_that_are_chosen_are_wide() -> None:
+    """Triton gives a choice between two numbers 32 bits, whatever the program says: assembly for pairs of bf16 must not get it."""
+    pytest.importorskip("triton")
+    text = attention(
+        f"{DOT} + f32(where(q + 1 <= k, -inf:bf16, 0.0:bf16)) + f32(B[k])",
+        ("B: bf16[4096]",),
+        sizes=FULL,
+        dtype="bf16",
+    )
+    program = parse_program(text)
+    schedule = schedules(text)[-1]
+    step = gpu.Step.of(program, 0, [schedule], "off")
+    facts = gpu.Facts(tuple((b.name, len(b.shape) - 1) for b in step.kernel.reads))
+    made = compile_kernel(step.source(schedule, step.kernel, facts), step.kernel, schedule, 90)
+    assert "_widen(" in step.source(schedule, step.kernel, facts).text
+    assert made.mma.get("wgmma.mma_async")
+
+
 def test_refusals_say_why() -> None:
     def reason(text: str) -> str:
         program = parse_program(text)

@@ -76,6 +76,10 @@ CASES = {
         {"S": 300},
         3,
     ),
+    "mask_added": Case(
+        of(f"{DOT} + f32(where(q + 1 <= k, -inf:bf16, 0.0:bf16))", sizes=SQUARE, dtype="bf16"),
+        {"S": 300},
+    ),
     "bias": Case(of(f"{DOT} + B[h, q, k]", "B: f16[2, S, T]"), {"S": 300, "T": 152}),
     "bias_3": Case(of(f"{DOT} + B[h, q, k]", "B: f16[2, S, T]"), {"S": 300, "T": 152}, 3),
     "bias_unaligned": Case(of(f"{DOT} + B[h, q, k]", "B: f16[2, S, T]"), {"S": 150, "T": 101}),

@@ -29,11 +29,14 @@ def _exp2(x):
     "_widen": """
 @gluon.jit
 def _widen(x):
-    # one instruction for each of two bf16 of a word, where a cast takes three for both
-    return gl.inline_asm_elementwise(
-        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=f,=f,r", [x], dtype=gl.float32,
-        is_pure=True, pack=2,
-    )
+    if x.dtype == gl.bfloat16:
+        # one instruction for each of two bf16 of a word, where a cast takes three for both
+        return gl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=f,=f,r", [x], dtype=gl.float32,
+            is_pure=True, pack=2,
+        )
+    else:  # what chooses between numbers has 32 bits already
+        return x.to(gl.float32)
 """,
     "_here": """
 @gluon.jit
