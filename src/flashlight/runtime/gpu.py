@@ -144,21 +144,13 @@ ACCUMULATED = 256
 device's matrix rate together, two of 256 at 39 %."""
 
 
-LONG_WITH_ROLES = 4096
-"""Columns from which two accumulators of 128 words run faster apart, where warps have roles, than it costs to hand on the first.
-Measured on an H200: 1.36 against 1.43 ms at 4096 columns, .276 against .206 at 512.
-"""
-
-
 def with_split_accumulators(program: Program, hints: Mapping[str, int], device: Device) -> Program:
     """The program with accumulators in kernels of their own: independent ones where together they are too wide for registers,
     and those of one softmax where tiles of other rows each fetch much less.
     """
     for loop in program.loops:
         parts = components(loop)
-        long = math.prod(planned_extent(d, hints) for d in loop.loop) >= LONG_WITH_ROLES
-        most = ACCUMULATED // 2 if device.roles and long else ACCUMULATED
-        if len(parts) > 1 and sum(_width(c, loop, hints) for c in loop.carries) > most:
+        if len(parts) > 1 and sum(_width(c, loop, hints) for c in loop.carries) > ACCUMULATED:
             program = split_accumulators(program, loop, parts)
             continue
         parts = _by_rows(loop, hints)
