@@ -305,14 +305,15 @@ class Expressions(Reductions):
     def _sum(self, expr: Binary, dtype: DType, ctx: Context, guarded: bool) -> Value:
         """a + b or a - b, as one fused multiply-add where one side is a product that varies most.
 
-        A dot takes its sum's other addend as accumulator if that is a dot too. A multiple of a maximum is rounded as it is where
-        sums are relative to it.
+        A dot takes its sum's other addend as accumulator if that is a dot of the same axes. A multiple of a maximum is rounded as it is
+        where sums are relative to it.
         """
         b = self.builder
         x, y = expr.a, expr.b
         if expr.op == "add" and isinstance(x, Reduce) and isinstance(y, Reduce):
             first = self.value(x, ctx, guarded)
-            joined = self.reduced(y, ctx, guarded, acc=first) if first.axes else None
+            is_alike = first.axes and set(first.axes) == self.axes(y, ctx)
+            joined = self.reduced(y, ctx, guarded, acc=first) if is_alike else None
             return joined or b.compute("add", first, self.value(y, ctx, guarded))
         product, other = (x, y) if _is_product(x) else (y, x)
         is_fused = _is_product(product) and not (product is y and expr.op == "sub")
