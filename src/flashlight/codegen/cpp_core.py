@@ -129,6 +129,8 @@ class Core:
 
     def move(self, target: Home, source: Home) -> None:
         """Copy a tile into another of the same layout, unless they get one place."""
+        if (target.axes, target.vectors) != (source.axes, source.vectors):
+            raise CompileError("A tile is copied into one of other axes.")
         self.scopes[-1].lines.append(Copy("  " * (len(self.scopes) + 2), target.tile, source.tile))
         self.workspace.moved(target.tile, source.tile)
 
