@@ -12,6 +12,7 @@ from flashlight.ir.interpret import interpret
 from flashlight.ir.nests import Program
 from flashlight.ir.text import parse_program
 from flashlight.ir.verify import verify
+from flashlight.ir.visit import reads
 from flashlight.rewrite.schedule import HOPPER
 from flashlight.rewrite.split_accumulators import closures, components, split_accumulators
 from flashlight.runtime import gpu
@@ -71,6 +72,21 @@ def test_sums_of_one_softmax_keep_their_values() -> None:
     got, expected = interpret(cut, inputs), interpret(program, inputs)
     for name in program.outputs:
         np.testing.assert_allclose(got[name], expected[name], rtol=1e-12)
+
+
+def test_the_largest_part_is_handed_on() -> None:
+    """A quotient is one tensor, where its two sums were two."""
+    program = parse_program(
+        CASES["differential"].program.replace(
+            "A0 / l0 - A1 / l1 * lam[h]", "A0 / l0 * lam[h] - A1 / l1 + m0"
+        )
+    )
+    (loop,) = program.loops
+    first, second = split_accumulators(program, loop, components(loop)).loops
+    assert [g.name for g in first.gives] == ["A0_final", "m0_final"]
+    assert "A0[b, h, q, e] / l0[b, h, q] * lam[h]" in str(first.gives[0])
+    (last,) = second.gives
+    assert reads(last.expr) == {"A0_final", "A1", "l1", "m0_final"}
 
 
 def test_parted_where_tiles_of_other_rows_fetch_less() -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
-from flashlight.ir.exprs import Buffer, Expr, Index, Load
+from flashlight.ir.exprs import Dim, Expr, Index, Load, dtype_of
 from flashlight.ir.nests import Carry, Give, Loop, Pass, Program, Statement
-from flashlight.ir.visit import fresh_name, reads, replace_loads
+from flashlight.ir.visit import (
+    children,
+    free_dims,
+    fresh_name,
+    loads,
+    reads,
+    rebuild,
+    replace_loads,
+)
 
 Sets = Sequence[Sequence[Carry]]
 
@@ -73,7 +81,7 @@ def _in_order(sets: Sequence[set[str]], loop: Loop) -> list[list[Carry]]:
 
 
 def split_accumulators(program: Program, loop: Loop, sets: Sets) -> Program:
-    """Give each set of accumulators its own loop; the last one reads the finals of the others where a result needs several.
+    """Give each set of accumulators its own loop; the last one reads what the others give where a result needs several.
 
     Two softmaxes that are subtracted need two accumulators of the width of V. Where those do not fit the registers at a good
     tile size, two loops are faster, at the price of storing finals, which are as large as the result. Sums of one softmax over
@@ -117,23 +125,10 @@ def split_accumulators(program: Program, loop: Loop, sets: Sets) -> Program:
         here = [g for g in remaining if needs[g.name] <= own]
         remaining = [g for g in remaining if g not in here]
         parts.append((members, here))
-    wanted = {name for g in remaining for name in needs[g.name]} - {c.name for c in last}
     taken = names | {g.name for x in program.loops for g in x.gives}
     taken |= {b.name for b in program.inputs}
-    finals: dict[str, Buffer] = {}
-    for members, here in parts:
-        for carry in members:
-            if carry.name in wanted and carry.name not in finals:
-                value = Load(carry.buffer, tuple(map(Index, carry.dims)))
-                name = fresh_name(f"{carry.name}_final", taken)
-                here.append(Give(name, carry.dims, carry.dtype, value))
-                finals[carry.name] = here[-1].buffer
-
-    def final(load: Load) -> Expr | None:
-        buffer = finals.get(load.buffer.name)
-        return None if buffer is None else Load(buffer, load.index)
-
-    parts.append((last, [replace(g, expr=replace_loads(g.expr, final)) for g in remaining]))
+    handed = _Handed(loop, {c.name for c in last}, parts, taken)
+    parts.append((last, [replace(g, expr=handed.without(g.expr)) for g in remaining]))
     loops = []
     used: set[str] = set()
     for members, here in parts:
@@ -146,6 +141,68 @@ def split_accumulators(program: Program, loop: Loop, sets: Sets) -> Program:
     for statement in program.statements:
         statements.extend(loops if statement is loop else [statement])
     return program.with_statements(tuple(statements))
+
+
+class _Handed:
+    """What early loops give to the last one: the largest parts of its results that are made of their carries alone.
+
+    Args:
+        loop: the one that is split.
+        own: names of the carries that the last loop has.
+        parts: carries and gives of the early loops; those grow.
+        taken: names that are none for what is given.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        own: set[str],
+        parts: Sequence[tuple[Sequence[Carry], list[Give]]],
+        taken: set[str],
+    ) -> None:
+        self.carries = {c.name: c for c in loop.carries}
+        self.own = own
+        self.parts = parts
+        self.taken = taken
+        self.given: dict[Expr, Load] = {}
+
+    def without(self, expr: Expr) -> Expr:
+        """An expression that reads what is given in place of early carries."""
+        read = reads(expr) & self.carries.keys()
+        if read <= self.own:
+            return expr
+        if isinstance(expr, Load) and expr.buffer.name in self.carries:
+            carry = self.carries[expr.buffer.name]
+            whole = Load(carry.buffer, tuple(map(Index, carry.dims)))
+            return Load(self.give(whole, carry.dims).buffer, expr.index)
+        dims = tuple(
+            dict.fromkeys(d for n in self.carries if n in read for d in self.carries[n].dims)
+        )
+        if self.early(read) is not None and free_dims(expr) == set(dims) and self.is_plain(expr):
+            return self.give(expr, dims)
+        return rebuild(expr, tuple(map(self.without, children(expr))))
+
+    def early(self, read: Set[str]) -> list[Give] | None:
+        """The gives of the early loop that has all of some carries."""
+        return next((g for members, g in self.parts if read <= {c.name for c in members}), None)
+
+    def is_plain(self, expr: Expr) -> bool:
+        """Whether it reads each carry at its own dims."""
+        found = [x for x in loads(expr) if x.buffer.name in self.carries]
+        return all(x.index == tuple(map(Index, self.carries[x.buffer.name].dims)) for x in found)
+
+    def give(self, expr: Expr, dims: tuple[Dim, ...]) -> Load:
+        if expr not in self.given:
+            read = reads(expr) & self.carries.keys()
+            widest = max(
+                (self.carries[n] for n in self.carries if n in read), key=lambda c: len(c.dims)
+            )
+            gives = self.early(read)
+            assert gives is not None
+            name = fresh_name(f"{widest.name}_final", self.taken)
+            gives.append(Give(name, dims, dtype_of(expr), expr))
+            self.given[expr] = Load(gives[-1].buffer, tuple(map(Index, dims)))
+        return self.given[expr]
 
 
 def _renamed(step: Pass, names: Mapping[str, str]) -> Pass:
