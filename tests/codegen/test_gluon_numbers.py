@@ -76,6 +76,18 @@ CASES = {
         {"S": 300},
         3,
     ),
+    "combined_with_a_tile": Case(
+        of(DOT, "F: f32[1, 2, S, 64]", give="F[b, h, q, e] - A / l * 0.2"), {"S": 150, "T": 100}
+    ),
+    "combined_with_tiles": Case(
+        of(
+            DOT,
+            *("F: f32[1, 2, S, 64]", "G: f32[1, 2, S, 64]", "w: f32[64]", "r: f32[1, 2, S]"),
+            give="tanh(F[b, h, q, e]) * w[e] - A / l * r[b, h, q] + G[b, h, q, e] / l",
+        ),
+        {"S": 150, "T": 100},
+        3,
+    ),
     "mask_added": Case(
         of(f"{DOT} + f32(where(q + 1 <= k, -inf:bf16, 0.0:bf16))", sizes=SQUARE, dtype="bf16"),
         {"S": 300},

@@ -21,8 +21,8 @@ from flashlight.codegen.gluon_producer import Part, general
 from flashlight.codegen.gluon_shared import Copied, Shared
 from flashlight.codegen.partial_sums import PartialSum
 from flashlight.codegen.phases import phases
-from flashlight.codegen.roles import Step, consumed
-from flashlight.codegen.spelling import hint_of, lined_up, stripped
+from flashlight.codegen.roles import Step, consumed, in_order_of_memory
+from flashlight.codegen.spelling import atom, hint_of, lined_up, stripped
 from flashlight.codegen.triton_ops import TYPES
 from flashlight.errors import CompileError
 from flashlight.ir.dtypes import DType
@@ -40,6 +40,8 @@ class Consumer(Part):
         self.halves: list[str] = []
         self.held: list[str] = []  # other operands that registers hold
         self.in_parts = {p.fold for s in module.roles.steps for p in s.parts.values()}
+        self.ordered: set[Value] = set()  # what registers hold in memory's order
+        self.turned: dict[Value, str] = {}  # values in memory's order beside those in their own
         self.lined = ""  # the layout of a tile in memory's order that is being read or written
 
     # -- How tiles lie in registers.
@@ -91,20 +93,76 @@ class Consumer(Part):
         """Read or write a tile of rows as it lies in memory: where products leave it, a warp would touch eight rows at a time."""
         rows, cols = self.module.roles.rows, self.module.roles.cols
         if len(axes) == 2 and axes[0] == rows and axes[1] != cols and not op.masks:
-            self.lined = self.module.line(axes[1], op.buffer.dtype)
+            self.lined = self.memory_line(axes[1], op.buffer.dtype)
         yield bool(self.lined)
         self.lined = ""
 
     def write(self, op: Store, axes: tuple[Axis, ...], value: str) -> None:
         with self.in_order(op, axes) as ordered:
-            value = f"gl.convert_layout({value}, {self.lined})" if ordered else value
+            if ordered and op.value not in self.ordered:
+                value = f"gl.convert_layout({value}, {self.lined})"
             super().write(op, axes, value)
 
     def fetch(self, op: Fetch) -> str:
         axes = op.result.axes
         with self.in_order(op, axes) as ordered:
             text = super().fetch(op)
-        return f"gl.convert_layout({text}, {self.layout(axes)})" if ordered else text
+        if not ordered or op.result in self.ordered:
+            return text
+        return f"gl.convert_layout({text}, {self.layout(axes)})"
+
+    def value(self, value: Value, axes: tuple[Axis, ...] | None = None) -> str:
+        if not self.lined:
+            return super().value(value, axes)
+        if value in self.text and value not in self.ordered and value not in self.turned:
+            return super().value(value, axes)
+        text = self.turned.get(value) or self.text.get(value)
+        text = text or atom(self.compute(self.inlined[value]))
+        return text if axes is None else lined_up(text, value.axes, axes)
+
+    def end(self, ops: Iterable[Op]) -> None:
+        """What follows the loops. Where it combines a tile that is read with accumulators, those are turned to memory's order, and
+        before the tile is read: both would not fit the registers.
+        """
+        ops = [op for op in ops if op not in self.module.closing]
+        self.ordered = in_order_of_memory(ops, self.module.roles)
+        self.turned = {}
+        combined = [op for op in ops if isinstance(op, Compute) and op.result in self.ordered]
+        for op in combined:
+            self.lined = self.memory_line(op.result.axes[1], op.result.dtype)
+            for value in self.leaves(op):
+                text = f"gl.convert_layout({self.text[value]}, {self.layout(value.axes)})"
+                self.turned[value] = self.fresh(hint_of(value))
+                self.line(f"{self.turned[value]} = {text}")
+        self.lined = ""
+        for each in ops:
+            if isinstance(each, Compute) and each.result in self.ordered:
+                if each.result not in self.inlined:
+                    self.combine(each)
+                continue
+            if isinstance(each, Store) and each.value in self.ordered & self.inlined.keys():
+                self.combine(self.inlined[each.value])
+            self.all([each])
+
+    def combine(self, op: Compute) -> None:
+        """An operation in memory's order."""
+        self.lined = self.memory_line(op.result.axes[1], op.result.dtype)
+        self.define(op.result, self.compute(op), {})
+        self.lined = ""
+
+    def leaves(self, op: Compute) -> Iterator[Value]:
+        """What is known of the values that an operation combines with a tile in memory's order, but not yet in that order."""
+        for value in op.args:
+            if value in self.inlined and value not in self.text:
+                yield from self.leaves(self.inlined[value])
+            elif value.axes and value in self.text and value not in {*self.ordered, *self.turned}:
+                yield value
+
+    def memory_line(self, axis: Axis, dtype: DType) -> str:
+        """The layout of a tile in memory's order: of what is written along an axis, if anything is."""
+        stores = (op for op in self.module.roles.after if isinstance(op, Store))
+        written = (s.buffer.dtype for s in stores if s.value.axes[1:] == (axis,))
+        return self.module.line(axis, next(written, dtype))
 
     def named(self, key: tuple[object, ...], hint: str, text: str) -> str:
         return super().named((*key, self.lined), hint, text)
@@ -198,7 +256,7 @@ class Consumer(Part):
                 self.line(f"{ring}.index(GROUP_ID).store({stripped(self.text[value])})")
             self.chain()
             self.load_closing()
-            self.all(op for op in m.roles.after if op not in m.closing)
+            self.end(m.roles.after)
             self.line(f"mbarrier.wait(rows_full.index(slot * {n} + GROUP_ID), slot_phase)")
             self.line("pid = gl.max(drawn.index(slot).load(GROUP), 0)")
         if m.takes_turns:

@@ -168,6 +168,26 @@ def _is_closing(op: Fetch, rows: Axis, described: Iterable[str]) -> bool:
     return is_rows and op.buffer.dtype in HALF and is_copied(op, described)
 
 
+def in_order_of_memory(after: Sequence[Op], roles: Roles) -> set[Value]:
+    """Tiles of rows that the end reads, and what it computes of them, as far as all that is only computed on and written whole."""
+    found: set[Value] = set()
+    for op in after:
+        if not isinstance(op, Fetch) or op.masks or len(op.result.axes) != 2:
+            continue
+        if op.result.axes[0] != roles.rows or op.result.axes[1] == roles.cols:
+            continue
+        users = depending(after, [op.result])
+        if all(_is_whole(user, op.result.axes) for user in users):
+            found |= {op.result, *(v for user in users for v in results(user))}
+    return found
+
+
+def _is_whole(op: Op, axes: tuple[Axis, ...]) -> bool:
+    if isinstance(op, Store):
+        return not op.masks and op.value.axes == axes
+    return isinstance(op, Compute) and op.result.axes == axes
+
+
 def copied_axes(op: Fetch, unit: int) -> tuple[int, ...]:
     """The axes of a buffer in the order of its descriptor, the one of stride 1 last."""
     return (*(n for n in range(len(op.index)) if n != unit), unit)
