@@ -67,6 +67,8 @@ def _of(loop: For, rows: Axis, cols: Axis) -> dict[int, PartialSum]:
         move = made.get(other)
         if fold.monoid != SUM or fold.axis != cols or fold.x.axes != (rows, cols):
             continue
+        if fold.x.dtype is not DType.F32:
+            continue
         if other is slot.inside:
             found[n] = PartialSum(fold, None, (add,))
         elif _is_own(move, "mul", uses) and slot.inside in move.args:
