@@ -655,3 +655,15 @@ def test_terms_of_sums_that_make_pairs() -> None:
     (region,) = finder.regions()
     read = emit(region, finder.lifter, finder.hints).inputs
     assert max(n.meta["val"].numel() for n in read) <= 2 * 60 * 16
+
+
+def decay_of_each_feature(q: T, k: T, gates: T) -> T:
+    """A product, as einsum makes one, of features of pairs with features of the same pairs."""
+    c = gates.cumsum(1)
+    decay = torch.exp((c[:, :, None] - c[:, None]).clamp(max=0))
+    return torch.einsum("bid,bjd,bijd->bij", q, k, decay).tril() @ k
+
+
+def test_products_of_features_of_pairs() -> None:
+    x = r(2, 60, 8)
+    assert found(decay_of_each_feature, x, x.sin(), x.cos()) == (1, [])

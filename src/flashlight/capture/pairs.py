@@ -415,7 +415,7 @@ class Pairs:
         sides = (_reach(body.a), _reach(body.b))
         if not all(s & reduced for s in sides):
             return None
-        if not cell.contraction and sides[0] == sides[1]:
+        if sides[0] == sides[1]:
             return None
         return body.a, body.b
 
