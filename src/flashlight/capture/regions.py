@@ -331,6 +331,9 @@ class Finder:
         is_core, is_large = self._is_core(region, pairs), self._is_large(region)
         if not region.is_weak:
             return is_core or is_large
+        products = [n for n in region.closers if pairs.of[n].contraction]
+        if not all(self._weighs(n, pairs) for n in products):
+            return False  # features of rows by features of columns: each would be made again for all of the other
         dense = is_large and self._is_dense(region, pairs)
         softmax = is_core and self._is_softmax(region, pairs) and self._is_as_large(region)
         return dense or softmax or (is_core and self._is_slim(region, pairs))
