@@ -64,6 +64,8 @@ class Pair:
         depth: how many products make one element of it.
         is_mixed: whether it is a sum of several such, one for each head.
         own: dims of the product that made it; others have come by broadcasting.
+        is_level: one that must pay, read beside data of as many elements: a bias, or features that a table of positions
+            turns. A product closes it only where it is normal.
     """
 
     rows: Places
@@ -74,6 +76,7 @@ class Pair:
     depth: int = 1
     is_mixed: bool = False
     own: Places = frozenset()
+    is_level: bool = False
 
     @property
     def must_pay(self) -> bool:
@@ -269,6 +272,7 @@ class Pairs:
                 i.pair.depth * width,
                 i.pair.is_mixed or width > 1,
                 frozenset(places[d] for d in i.own if d in places),
+                i.pair.is_level or (i.pair.must_pay and self._is_level(cell)),
             )
             for i in incoming
         )
@@ -361,7 +365,8 @@ class Pairs:
         """Whether closing is closing: a product with a weight must use up a side, a weak pair must be the larger tensor."""
         if weighted and not incoming.is_whole:
             return False
-        if incoming.pair.is_slim and cell.contraction and not incoming.pair.is_normal:
+        is_late = incoming.pair.is_slim or incoming.pair.is_level
+        if is_late and cell.contraction and not incoming.pair.is_normal:
             return False
         if not incoming.pair.must_pay:
             return True
@@ -376,6 +381,11 @@ class Pairs:
             return True
         size = self.count(cell.name)
         return all(self._source(n) <= size for n in self._data(cell) if not self._is_paired(n))
+
+    def _is_level(self, cell: Cell) -> bool:
+        """Whether a cell reads as much data beside pairs as it has elements."""
+        size = self.count(cell.name)
+        return any(self._source(n) >= size for n in self._data(cell) if not self._is_paired(n))
 
     def _source(self, name: str) -> int:
         """Elements of the largest float that a value is made of by pointwise steps: a bias of slopes and distances is small."""
