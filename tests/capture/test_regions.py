@@ -643,20 +643,6 @@ def test_products_with_weights_that_are_stored(fn: Callable[..., T]) -> None:
     assert any(n.meta["val"].shape[-1] == 70 for n in read)
 
 
-def soft_windows(centres: T, widths: T, v: T) -> T:
-    """Weights are sums over a few bells, each of which has a centre for every row."""
-    u = torch.arange(60)
-    bells = torch.exp(-widths.square()[..., None] * (centres.cumsum(1)[..., None] - u).square())
-    return (widths.exp()[..., None] * bells).sum(2) @ v
-
-
-def test_terms_of_sums_that_make_pairs() -> None:
-    finder = finder_of(soft_windows, r(2, 40, 4), r(2, 40, 4), r(2, 60, 16))
-    (region,) = finder.regions()
-    read = emit(region, finder.lifter, finder.hints).inputs
-    assert max(n.meta["val"].numel() for n in read) <= 2 * 60 * 16
-
-
 def decay_of_each_feature(q: T, k: T, gates: T) -> T:
     """A product, as einsum makes one, of features of pairs with features of the same pairs."""
     c = gates.cumsum(1)

@@ -138,15 +138,10 @@ class Growth:
             reader = self.cells[work.pop()]
             for load in reader.loads():
                 name = load.buffer.name
-                if name not in self.cells:
+                if name in region.members or name not in self.cells:
                     continue
                 cell = self.cells[name]
                 inner = sides_through(load, reader, sides.get(reader.name, []))
-                if name in region.members:
-                    if inner and not sides.get(name):  # the terms of a product that makes pairs
-                        sides[name] = inner
-                        work.append(name)
-                    continue
                 is_late = reader.name in late and self._is_only_for(cell, reader, region)
                 if not is_late and not self._is_absorbed(cell, reader, inner, region):
                     continue
