@@ -89,6 +89,28 @@ def test_the_largest_part_is_handed_on() -> None:
     assert reads(last.expr) == {"A0_final", "A1", "l1", "m0_final"}
 
 
+def test_two_parts_of_one_accumulator_have_names_of_their_own() -> None:
+    program = pairs(20).with_statements(
+        tuple(
+            parse_program(
+                PAIRS.replace("N", "20").replace(
+                    "give both (h, i, e) f32 = A / l + t + P[h, i, 3]",
+                    "give both (h, i, e) f32 = where(P[h, i, 3] > 0.0, A / l, A * 2.0)",
+                )
+            ).loops
+        )
+    )
+    (loop,) = program.loops
+    cut = split_accumulators(program, loop, closures(loop))
+    verify(cut)
+    names = [g.name for x in cut.loops for g in x.gives]
+    assert len(set(names)) == len(names)
+    rng = np.random.default_rng(0)
+    inputs = {b.name: rng.normal(size=[x.value for x in b.shape]) for b in program.inputs}
+    got, expected = interpret(cut, inputs), interpret(program, inputs)
+    np.testing.assert_allclose(got["both"], expected["both"], rtol=1e-12)
+
+
 def test_parted_where_tiles_of_other_rows_fetch_less() -> None:
     program = pairs(512)
     first, second = gpu.with_split_accumulators(program, {}, HOPPER).loops

@@ -200,6 +200,7 @@ class _Handed:
             gives = self.early(read)
             assert gives is not None
             name = fresh_name(f"{widest.name}_final", self.taken)
+            self.taken.add(name)
             gives.append(Give(name, dims, dtype_of(expr), expr))
             self.given[expr] = Load(gives[-1].buffer, tuple(map(Index, dims)))
         return self.given[expr]
