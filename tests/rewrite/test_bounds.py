@@ -12,7 +12,7 @@ from flashlight.ir.exprs import Const, Dim, Expr, const
 from flashlight.ir.nests import Loop
 from flashlight.ir.text import parse_program, print_expr
 from flashlight.ir.visit import substitute
-from flashlight.rewrite.bounds import loop_bounds
+from flashlight.rewrite.bounds import loop_bounds, loop_skips
 from flashlight.rewrite.intervals import interval
 from flashlight.rewrite.schedule import Bounds, first, last
 from flashlight.rewrite.simplify import simplify
@@ -175,6 +175,23 @@ program p
     (loop,) = program.loops
     (found,) = loop_bounds(loop, frozenset({"X"}), loop.kept, loop.loop[0])
     assert (None if found is None else print_expr(found.hi)) == hi
+
+
+def test_masks_along_what_a_tile_holds_whole_bound_nothing() -> None:
+    """Each element of `e` would begin elsewhere (fuzz 910005)."""
+    program = parse_program("""
+program p
+  dim q: 64, k: 64, e: 8
+  input X: f32[64, 64]
+  input V: f32[64, 8]
+  loop (q | k)
+    carry A (q, e) f32: sum where(k <= e + 3, exp(X[q, k]) * V[k, e], 0.0)
+    give y (q, e) f32 = A
+  output y
+""")
+    (loop,) = program.loops
+    assert loop_bounds(loop, frozenset({"X", "V"}), loop.kept, loop.loop[0]) == (None,)
+    assert loop_skips(loop, frozenset({"X", "V"}), loop.kept, loop.loop[0]) == (None,)
 
 
 def test_a_row_statistic_read_as_final_forbids_skipping() -> None:

@@ -35,7 +35,12 @@ def loop_bounds(
         rows: dims of the row tile.
         col: the loop dim that is tiled.
     """
-    return tuple(_pass_bounds(p, inputs, rows, col) for p in loop.passes)
+    return tuple(
+        None
+        if _reads_whole_dims(loop, p, inputs, rows, col)
+        else _pass_bounds(p, inputs, rows, col)
+        for p in loop.passes
+    )
 
 
 def _pass_bounds(
@@ -67,7 +72,26 @@ def loop_skips(
         col: the loop dim that is tiled.
         proved: leave out conditions that also need every row to have a live key (finite fills), where that is not known here.
     """
-    return tuple(_pass_skip(p, inputs, rows, col, proved) for p in loop.passes)
+    return tuple(
+        None
+        if _reads_whole_dims(loop, p, inputs, rows, col, proved)
+        else _pass_skip(p, inputs, rows, col, proved)
+        for p in loop.passes
+    )
+
+
+def _reads_whole_dims(
+    loop: Loop,
+    step: Pass,
+    inputs: frozenset[str],
+    rows: tuple[Dim, ...],
+    col: Dim,
+    proved: bool = True,
+) -> bool:
+    """Whether where a pass has anything to do differs along dims that a tile holds whole: it then has no one place to begin."""
+    condition = _live_condition(step, inputs, rows, col, proved)
+    whole = {d for c in step.carries for d in c.dims}.difference(loop.kept)
+    return condition is not None and bool(free_dims(condition) & whole)
 
 
 def _pass_skip(
