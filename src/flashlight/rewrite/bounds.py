@@ -35,18 +35,13 @@ def loop_bounds(
         rows: dims of the row tile.
         col: the loop dim that is tiled.
     """
-    return tuple(
-        None
-        if _reads_whole_dims(loop, p, inputs, rows, col)
-        else _pass_bounds(p, inputs, rows, col)
-        for p in loop.passes
-    )
+    return tuple(_pass_bounds(loop, p, inputs, rows, col) for p in loop.passes)
 
 
 def _pass_bounds(
-    step: Pass, inputs: frozenset[str], rows: tuple[Dim, ...], col: Dim
+    loop: Loop, step: Pass, inputs: frozenset[str], rows: tuple[Dim, ...], col: Dim
 ) -> Bounds | None:
-    condition = _live_condition(step, inputs, rows, col)
+    condition = _live_condition(loop, step, inputs, rows, col)
     if condition is None:
         return None
     found = interval(condition, frozenset(rows), col)
@@ -72,32 +67,18 @@ def loop_skips(
         col: the loop dim that is tiled.
         proved: leave out conditions that also need every row to have a live key (finite fills), where that is not known here.
     """
-    return tuple(
-        None
-        if _reads_whole_dims(loop, p, inputs, rows, col, proved)
-        else _pass_skip(p, inputs, rows, col, proved)
-        for p in loop.passes
-    )
+    return tuple(_pass_skip(loop, p, inputs, rows, col, proved) for p in loop.passes)
 
 
-def _reads_whole_dims(
+def _pass_skip(
     loop: Loop,
     step: Pass,
     inputs: frozenset[str],
     rows: tuple[Dim, ...],
     col: Dim,
-    proved: bool = True,
-) -> bool:
-    """Whether where a pass has anything to do differs along dims that a tile holds whole: it then has no one place to begin."""
-    condition = _live_condition(step, inputs, rows, col, proved)
-    whole = {d for c in step.carries for d in c.dims}.difference(loop.kept)
-    return condition is not None and bool(free_dims(condition) & whole)
-
-
-def _pass_skip(
-    step: Pass, inputs: frozenset[str], rows: tuple[Dim, ...], col: Dim, proved: bool
+    proved: bool,
 ) -> Expr | None:
-    condition = _live_condition(step, inputs, rows, col, proved)
+    condition = _live_condition(loop, step, inputs, rows, col, proved)
     if condition is None:
         return None
     nodes = list(walk(condition))
@@ -115,13 +96,21 @@ _CHEAP_NODES = 60
 
 
 def _live_condition(
-    step: Pass, inputs: frozenset[str], rows: tuple[Dim, ...], col: Dim, proved: bool = True
+    loop: Loop,
+    step: Pass,
+    inputs: frozenset[str],
+    rows: tuple[Dim, ...],
+    col: Dim,
+    proved: bool = True,
 ) -> Expr | None:
-    """Outside of which positions no carry of a pass changes; None if that is all of them, or rests on an unproved live key."""
+    """Outside of which positions no carry of a pass changes; None if that is all of them, or rests on an unproved live key, or
+    differs along dims that a tile holds whole, which has no one place to begin.
+    """
     if not step.carries:
         return None
     live = reduce(either, [liveness(c, inputs) for c in step.carries])
-    if isinstance(live.condition, Const):
+    whole = {d for c in step.carries for d in c.dims}.difference(loop.kept)
+    if isinstance(live.condition, Const) or free_dims(live.condition) & whole:
         return None
     if live.finite and live.doubtful:
         return None
