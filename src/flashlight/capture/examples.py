@@ -57,13 +57,12 @@ class Examples:
 
     def of(self, step: Step) -> dict[str, Tensor]:
         """The tensors of a kernel; those before it have run."""
-        names = [b.name for b in (*step.kernel.reads, *step.kernel.writes)]
-        for name in names:
+        for name in step.tensors:
             if name not in self.tensors:
                 self.tensors[name] = self.make(name)
                 fill(self.tensors[name])
         self._leave_some_columns(step)
-        return {name: self.tensors[name] for name in names}
+        return {name: self.tensors[name] for name in step.tensors}
 
     def _leave_some_columns(self, step: Step) -> None:
         """Give the data on which the step's ranges depend such values that it runs some tiles and skips others."""

@@ -225,8 +225,7 @@ class _Expansion:
         from torch._inductor.virtualized import V
 
         descriptors = tuple((name, self.describable(name, shapes)) for name in step.described)
-        used = (*step.kernel.reads, *step.kernel.writes)
-        wide = any(self.is_wide(b.name, shapes) for b in used)
+        wide = any(self.is_wide(name, shapes) for name in step.tensors)
         return Facts(descriptors, wide, f32_precision(step.f32), roles=not V.graph.aot_mode)
 
     def layout(

@@ -10,9 +10,7 @@ from functools import lru_cache
 
 import torch
 
-from flashlight.errors import CompileError
 from flashlight.runtime import op
-from flashlight.runtime.gpu import GpuExecutable
 from flashlight.runtime.launch import Key, key_of
 from flashlight.runtime.relaunch import Launch
 
@@ -54,11 +52,8 @@ class LoopCall:
 
     def first(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> Launch | None:
         """Launch as if it were the first time; returns how to do so again. Raises CompileError where no kernel can be built."""
-        found = op.executable(self.token, tensors[-1].device)
-        if not isinstance(found, GpuExecutable):
-            msg = f"A loop that was compiled for a GPU cannot be built here: {found}"
-            raise CompileError(msg)
-        return found.first_into(self.number, tensors, sizes)
+        built = op.gpu_executable(self.token, tensors[-1].device)
+        return built.first_into(self.number, tensors, sizes)
 
 
 @lru_cache(maxsize=1024)

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -28,6 +28,9 @@ from flashlight.pipeline import optimize
 from flashlight.runtime.executable import Executable, build
 from flashlight.runtime.reference import evaluate
 from flashlight.runtime.types import TORCH_TYPES
+
+if TYPE_CHECKING:
+    from flashlight.runtime.gpu import GpuExecutable
 
 
 @dataclass(frozen=True)
@@ -117,13 +120,18 @@ def run_loop(
     ins: Sequence[torch.Tensor], syms: Sequence[int] | None, token: str, number: int
 ) -> list[torch.Tensor]:
     """Run one loop of a region on what its kernel reads, in that order; see `capture.lowering`."""
+    return gpu_executable(token, ins[0].device).run_loop(number, ins, syms or ())
+
+
+def gpu_executable(token: str, device: torch.device) -> GpuExecutable:
+    """The kernels of a token whose loops are called one by one. Raises CompileError where they cannot be built."""
     from flashlight.runtime.gpu import GpuExecutable
 
-    found = executable(token, ins[0].device)
+    found = executable(token, device)
     if not isinstance(found, GpuExecutable):
         msg = f"A loop that was compiled for a GPU cannot be built here: {found}"
         raise CompileError(msg)
-    return found.run_loop(number, ins, syms or ())
+    return found
 
 
 def _without_kernels(
