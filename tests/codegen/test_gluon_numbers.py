@@ -88,6 +88,20 @@ CASES = {
         {"S": 150, "T": 100},
         3,
     ),
+    "combined_in_two_widths": Case(
+        of(
+            DOT,
+            *("W: f16[1, 2, T, 32]", "F: f32[1, 2, S, 64]", "G: f32[1, 2, S, 32]"),
+            dims=", f: 32",
+            give="F[b, h, q, e] - A / l",
+            extra=(
+                "carry A2 (b, h, q, f) f32: sum exp(s - ~m) * W[b, h, k, f] moves exp(-m)",
+                "give O2 (b, h, q, f) f16 = G[b, h, q, f] - A2 / l",
+            ),
+            outputs="O, O2",
+        ),
+        {"S": 150, "T": 100},
+    ),
     "mask_added": Case(
         of(f"{DOT} + f32(where(q + 1 <= k, -inf:bf16, 0.0:bf16))", sizes=SQUARE, dtype="bf16"),
         {"S": 300},
@@ -295,22 +309,24 @@ def biased() -> Prepared:
     return prepared
 
 
+def sound(name: str, text: str) -> Prepared:
+    """The kernel of a case, which has some text and no mistake."""
+    prepared = Prepared(CASES[name])
+    assert text in prepared.source.text
+    assert not failure(prepared, 0, str)
+    return prepared
+
+
 @pytest.fixture(scope="module")
 def gated() -> Prepared:
     """A kernel whose end reads a tile of rows."""
-    prepared = Prepared(CASES["gated_3"])
-    assert "G_tiles_closing" in prepared.source.text
-    assert not failure(prepared, 0, str)
-    return prepared
+    return sound("gated_3", "G_tiles_closing")
 
 
 @pytest.fixture(scope="module")
 def sloped() -> Prepared:
     """A kernel whose weights read a row of the columns that no tile changes."""
-    prepared = Prepared(CASES["alibi"])
-    assert "_kept.index(GROUP_ID).load(COLS)" in prepared.source.text
-    assert not failure(prepared, 0, str)
-    return prepared
+    return sound("alibi", "_kept.index(GROUP_ID).load(COLS)")
 
 
 def failure(prepared: Prepared, order: int, change: Callable[[str], str]) -> str:

@@ -133,11 +133,11 @@ class Consumer(Registers):
         loop = step.loop
         self.text[loop.index] = "tile"
         parts = phases(step)
+        fetches = any(isinstance(op, Fetch) for op in step.light)
         for n, part in enumerate(parts):
             before = None if begins and n == 0 else parts[n - 1]
             if before is not None:
                 self.round_weights(before)
-            fetches = any(isinstance(op, Fetch) for op in step.light)
             if n == 0:
                 if fetches:
                     self.all(step.light)  # while the tile is under way

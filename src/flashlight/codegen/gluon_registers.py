@@ -32,7 +32,7 @@ class Registers(Part):
     Attributes:
         in_parts: sums that threads keep in parts.
         ordered: what registers hold in memory's order.
-        turned: values in memory's order beside those in their own.
+        turned: values in a layout of memory's order, beside those in their own.
         lined: the layout of a tile in memory's order that is being read, written or computed.
     """
 
@@ -40,7 +40,7 @@ class Registers(Part):
         super().__init__(module)
         self.in_parts = {p.fold for s in module.roles.steps for p in s.parts.values()}
         self.ordered: set[Value] = set()
-        self.turned: dict[Value, str] = {}
+        self.turned: dict[tuple[Value, str], str] = {}
         self.lined = ""
 
     def layout(self, axes: tuple[Axis, ...]) -> str:
@@ -90,8 +90,18 @@ class Registers(Part):
         """Read or write a tile of rows as it lies in memory: where products leave it, a warp would touch eight rows at a time."""
         rows, cols = self.module.roles.rows, self.module.roles.cols
         if len(axes) == 2 and axes[0] == rows and axes[1] != cols and not op.masks:
-            self.lined = self.memory_line(axes[1], op.buffer.dtype)
-        yield bool(self.lined)
+            with self.in_line(axes[1], op.buffer.dtype):
+                yield True
+        else:
+            yield False
+
+    @contextmanager
+    def in_line(self, axis: Axis, dtype: DType) -> Iterator[None]:
+        """Print for tiles in memory's order: that of what is written along an axis, if anything is, else of what has a type."""
+        stores = (op for op in self.module.roles.after if isinstance(op, Store))
+        written = (s.buffer.dtype for s in stores if s.value.axes[1:] == (axis,))
+        self.lined = self.module.line(axis, next(written, dtype))
+        yield
         self.lined = ""
 
     def write(self, op: Store, axes: tuple[Axis, ...], value: str) -> None:
@@ -111,9 +121,11 @@ class Registers(Part):
     def value(self, value: Value, axes: tuple[Axis, ...] | None = None) -> str:
         if not self.lined:
             return super().value(value, axes)
-        if value in self.text and value not in self.ordered and value not in self.turned:
-            return super().value(value, axes)
-        text = self.turned.get(value) or self.text.get(value)
+        text = self.turned.get((value, self.lined))
+        if text is None and value in self.text:
+            if value not in self.ordered:
+                return super().value(value, axes)
+            text = self.text[value]
         text = text or atom(self.compute(self.inlined[value]))
         return text if axes is None else lined_up(text, value.axes, axes)
 
@@ -126,12 +138,11 @@ class Registers(Part):
         self.turned = {}
         combined = [op for op in ops if isinstance(op, Compute) and op.result in self.ordered]
         for op in combined:
-            self.lined = self.memory_line(op.result.axes[1], op.result.dtype)
-            for value in self.leaves(op):
-                text = f"gl.convert_layout({self.text[value]}, {self.layout(value.axes)})"
-                self.turned[value] = self.fresh(hint_of(value))
-                self.line(f"{self.turned[value]} = {text}")
-        self.lined = ""
+            with self.in_line(op.result.axes[1], op.result.dtype):
+                for value in self.leaves(op):
+                    name = self.turned[value, self.lined] = self.fresh(hint_of(value))
+                    text = f"gl.convert_layout({self.text[value]}, {self.layout(value.axes)})"
+                    self.line(f"{name} = {text}")
         for each in ops:
             if isinstance(each, Compute) and each.result in self.ordered:
                 if each.result not in self.inlined:
@@ -143,23 +154,18 @@ class Registers(Part):
 
     def combine(self, op: Compute) -> None:
         """An operation in memory's order."""
-        self.lined = self.memory_line(op.result.axes[1], op.result.dtype)
-        self.define(op.result, self.compute(op), {})
-        self.lined = ""
+        with self.in_line(op.result.axes[1], op.result.dtype):
+            self.define(op.result, self.compute(op), {})
 
     def leaves(self, op: Compute) -> Iterator[Value]:
         """What is known of the values that an operation combines with a tile in memory's order, but not yet in that order."""
         for value in op.args:
             if value in self.inlined and value not in self.text:
                 yield from self.leaves(self.inlined[value])
-            elif value.axes and value in self.text and value not in {*self.ordered, *self.turned}:
+            elif not value.axes or value not in self.text or value in self.ordered:
+                continue
+            elif (value, self.lined) not in self.turned:
                 yield value
-
-    def memory_line(self, axis: Axis, dtype: DType) -> str:
-        """The layout of a tile in memory's order: of what is written along an axis, if anything is."""
-        stores = (op for op in self.module.roles.after if isinstance(op, Store))
-        written = (s.buffer.dtype for s in stores if s.value.axes[1:] == (axis,))
-        return self.module.line(axis, next(written, dtype))
 
     def named(self, key: tuple[object, ...], hint: str, text: str) -> str:
         return super().named((*key, self.lined), hint, text)
@@ -178,9 +184,8 @@ class Registers(Part):
             name = {MAX: "max", SUM: "sum"}.get(op.monoid)
             if name is not None and (name == "sum" or not op.nan):
                 x = stripped(self.value(op.x))
-                if (
-                    op in self.in_parts
-                ):  # two chains in each thread, and no exchange with the others of a row
+                if op in self.in_parts:
+                    # two chains in each thread, and no exchange with the others of a row
                     split = f"tl.reshape({x}, [{CONSUMER_ROWS}, {cols.block // 8}, 4, 2])"
                     self.helpers.add("_here")
                     self.define(op.result, f"_here(tl.{name}(tl.{name}({split}, 1), 2))", {})
