@@ -485,7 +485,7 @@ _SIGMOID = re.compile(
     r"\{ \.reg \.f32 t; mul\.f32 t, \$1, 0fBFB8AA3B; ex2\.approx\.ftz\.f32 t, t; "
     r"add\.f32 t, t, 0f3F800000; rcp\.approx\.ftz\.f32 \$0, t; \}"
 )
-_CHOICE = re.compile(r"setp\.(\w+)\.[us]\d+ p, \$2, \$3; selp")
+_CHOICE = re.compile(r"setp\.(\w+)\.([us])(\d+) p, \$2, \$3; selp")
 _MEETING = re.compile(r"bar\.(sync|arrive) (\d+), (\d+); mov\.u32 \$0, \$1;")
 _COMPARE = {
     "lt": np.less,
@@ -561,8 +561,14 @@ class Language:
         if _SIGMOID.fullmatch(asm):
             return elementwise(lambda x: 1 / (1 + np.exp(-x)))(args[0])
         if choice := _CHOICE.search(asm):
+            code, sign, bits = choice.groups()
             x, a, b, y = args
-            return where(a.binary(_COMPARE[choice[1]], b, result=real.int1), x, y)
+            kind = np.dtype(f"{'uint' if sign == 'u' else 'int'}{bits}")
+
+            def holds(c: Any, d: Any) -> Any:  # as numbers of that many bits
+                return _COMPARE[code](np.asarray(c).view(kind), np.asarray(d).view(kind))
+
+            return where(a.binary(holds, b, result=real.int1), x, y)
         raise TypeError(f"unknown assembly: {asm}")
 
     def allocate_shared_memory(self, dtype: Any, shape: Sequence[int], layout: Any) -> Ring:

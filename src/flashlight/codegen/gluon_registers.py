@@ -214,9 +214,6 @@ class Registers(Part):
             return f"_widen({stripped(self.value(op.args[0], op.result.axes))})"
         return super().compute(op)
 
-    def may_choose(self, op: Compute) -> bool:
-        return False
-
     def descriptor(self, op: Fetch) -> str | None:
         return None
 

@@ -69,6 +69,15 @@ def _keep(x):
 
 
 @gluon.jit
+def _where_le_s32(a, b, x, y):
+    # compares when x is there, not before: the conditions of a tile would take registers
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.le.s32 p, $2, $3; selp.f32 $0, $1, $4, p; }",
+        "=f,f,r,r,f", [x, a, b, y], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
 def produce(
     Q_tiles_rows, K_tiles_ring, V_tiles_ring, drawn, rows_full, rows_free, scores_full, scores_free,
     sums_full, sums_free, Q_tiles, K_tiles, V_tiles, Q, K, V, O, O_s0, O_s1, O_s2, O_s3, S, T, queue,
@@ -227,7 +236,7 @@ def consume(
         if stage == 2:
             stage = 0
             phase ^= 1
-        s = gl.where(k_at[None, :] <= q_at[:, None], dot, float("-inf"))
+        s = _where_le_s32(k_at[None, :], q_at[:, None], dot, float("-inf"))
         m_tile = gl.convert_layout(gl.max(gl.max(gl.reshape(gl.where(cols_ok[None, :], s, float("-inf")), [64, 16, 8]), 1), 1), ROWS, assert_trivial=True)
         m_1 = gl.maximum(m, m_tile)
         t_4 = gl.minimum(gl.maximum(m_1, -1e+37), 1e+37) * 0.18033688011112042
@@ -291,7 +300,7 @@ def consume(
             if stage == 2:
                 stage = 0
                 phase ^= 1
-            s_1 = gl.where(k_at_1[None, :] <= q_at[:, None], dot_1, float("-inf"))
+            s_1 = _where_le_s32(k_at_1[None, :], q_at[:, None], dot_1, float("-inf"))
             m_tile_1 = gl.convert_layout(gl.max(gl.max(gl.reshape(gl.where(cols_ok_1[None, :], s_1, float("-inf")), [64, 16, 8]), 1), 1), ROWS, assert_trivial=True)
             m_2 = gl.maximum(m, m_tile_1)
             t_5 = gl.minimum(gl.maximum(m_2, -1e+37), 1e+37) * 0.18033688011112042
