@@ -38,7 +38,7 @@ class Options:
     )
     inline: bool = _option(
         True,
-        "Expand fused regions to Triton kernels in Inductor's own code (GPU); off: one call launches them.",
+        "Launch the kernels of fused regions from Inductor's own code (GPU); off: one call of an op launches them.",
         affects_code=True,
     )
     float32: str = _option(

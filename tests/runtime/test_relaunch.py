@@ -110,6 +110,31 @@ def test_as_by_triton(zero: torch.Tensor) -> None:
         assert ours == theirs
 
 
+def test_without_descriptors(zero: torch.Tensor) -> None:
+    """Triton's C function takes arguments that it compiled in, as strides of 1 are, like any other."""
+    from triton.backends.nvidia import driver
+
+    parameters = (
+        Parameter("q", "pointer", "q"),
+        Parameter("y", "pointer", "y"),
+        Parameter("q_s0", "stride", "q", axis=0),
+        Parameter("q_s1", "stride", "q", axis=1),
+        Parameter("S", "size", "S"),
+    )
+    signature = dict(enumerate(("*bf16", "*bf16", "i32", "constexpr", "i32")))
+    assert f'"{driver._BASE_ARGS_FORMAT}OOiOi"' in driver.make_launcher({(3,): 1}, signature, None)
+    seen: list[tuple[Any, ...]] = []
+    compiled = kernel(seen, metas=None)
+    compiled.run.launch = driver.wrap_handle_tensordesc(lambda *a: seen.append(a), signature, None)
+    given = {name: torch.zeros(128, 64, dtype=torch.bfloat16) for name in ("q", "y")}
+    first = [given["q"], given["y"], 64, 1, 128]
+    launch = relaunch.Launch.of(compiled, 12, parameters, first, given, scratch=False)
+    again = [torch.zeros(128, 64, dtype=torch.bfloat16) for _ in given]
+    launch(again)
+    head = (12, 1, 1, 77, 55, False, False, None, None, (4, 1, 1000), None, None, None)
+    assert seen == [(*head, again[0].data_ptr(), again[1].data_ptr(), 64, 1, 128)]
+
+
 def test_hooks_are_called(zero: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     from triton import knobs
 
@@ -124,10 +149,17 @@ def test_hooks_are_called(zero: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -
     assert seen[-1][10:13] == ("metadata of 77", chain, None)
 
 
-@pytest.mark.parametrize("other", [{"scratch": 128}, {"metas": None}, {"metas": METAS[:1]}])
-def test_what_is_not_known_is_left_to_triton(zero: torch.Tensor, other: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "other", [{"scratch": 128}, {"metas": None}, {"metas": METAS[:1]}, {"release": "3.7.0"}]
+)
+def test_what_is_not_known_is_left_to_triton(
+    zero: torch.Tensor, other: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import triton
+
     seen: list[tuple[Any, ...]] = []
     given = tensors(128)
+    monkeypatch.setattr(triton, "__version__", other.get("release", triton.__version__))
     launch = of(kernel(seen, **other), given)
     again = tensors(128)
     launch(list(again.values()))

@@ -23,7 +23,7 @@ def generated_code(name: str, *options: str) -> str:
         name: of the variant.
         options: "dynamic": its sizes may change. "twice": its result is the query of another call. "written": and
             its last argument is written to in between. "turned": another call has a permuted view of the keys. "roles": kernels in
-            which warps have roles come first.
+            which warps have roles come first. "recorded": the code is no Python that runs here, as far as the lowering knows.
     """
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     done = subprocess.run(
@@ -46,7 +46,7 @@ def main(name: str, options: Sequence[str]) -> None:
     from torch._inductor.codecache import PyCodeCache
     from triton.backends.compiler import GPUTarget
 
-    from flashlight.capture import capture, lowering
+    from flashlight.capture import capture, direct, lowering
     from flashlight.pipeline import optimize
     from flashlight.programs.variants import VARIANTS, Shape
     from flashlight.rewrite.schedule import HOPPER
@@ -70,6 +70,8 @@ def main(name: str, options: Sequence[str]) -> None:
         usual = gpu.schedules_for
         gpu.device_model = lambda device: replace(HOPPER, roles=True)
         gpu.schedules_for = lambda *a: sorted(usual(*a), key=lambda s: -s.consumers)
+    if "recorded" in options:
+        direct.is_possible = lambda: False
         # Inputs on a CPU count as not aligned.
         lowering._Expansion.describable = lambda self, name, shapes: (
             len(self.layout(name, shapes)[0]) - 1

@@ -12,41 +12,72 @@ from torch._inductor import ir
 from torch._inductor.virtualized import V
 
 
-class DirectCall(ir.ExternKernelOut):
-    """Writes one result, which Inductor allocates; the Python code it generates keeps the callee in a name of its module."""
+class DirectCall(ir.ExternKernel):
+    """Writes results into buffers that Inductor has allocated; the Python code it generates keeps the callee in a name of its module.
+
+    All results are written as a user's Triton kernel writes to its arguments, since a result that nobody reads needs memory too:
+    Inductor allocates none for the unread result of an operation that has others.
+    """
 
     def __init__(
         self,
-        inputs: Sequence[Any],
+        token: str,
+        number: int,
         sizes: Sequence[Any],
-        result: tuple[Sequence[Any], torch.dtype, torch.device],
-        loop: tuple[str, int],
+        reads: Sequence[Any],
+        writes: Sequence[Any],
     ) -> None:
-        shape, dtype, device = result
-        token, number = loop
-        layouts = [x.get_layout() for x in inputs]
-        static = all(
-            isinstance(n, int | sympy.Integer)
-            for n in (*sizes, *(n for x in layouts for n in (*x.size, *x.stride, x.offset)))
-        )
-        digest = hashlib.sha256(token.encode()).hexdigest()[:12]
-        name = f"flashlight_{digest}_{number}{'' if static else '_any'}"
-        self.definition = f"{name} = flashlight_loop_call({token!r}, {number}, {static})"
+        """Add the operation to the graph that Inductor lowers.
+
+        Args:
+            token: of the region.
+            number: of the loop in it.
+            sizes: the values of the program's sizes.
+            reads: the tensors that the loop's kernel reads, in order.
+            writes: those that it writes, likewise: contiguous, and of shapes that follow from the sizes.
+        """
+        self.device: torch.device = writes[0].get_device()
+        layouts = [_simplified(x) for x in reads]
+        symbols = {s for layout in layouts for n in layout for s in n.free_symbols}
+        others = sorted(symbols.difference(sizes), key=str)
+        # Calls under one name differ in what they are handed alone.
+        parts = token, number, str(self.device), str(layouts), torch.get_float32_matmul_precision()
+        name = f"flashlight_{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}_{number}"
+        self.definition = f"{name} = LoopCall({token!r}, {number})"
         super().__init__(
-            layout=ir.FixedLayout(
-                device, dtype, list(shape), ir.FlexibleLayout.contiguous_strides(shape)
-            ),
-            inputs=list(inputs),
-            constant_args=list(sizes),
+            None,
+            ir.NoneLayout(device=self.device),
+            self.unwrap_storage([*reads, *writes]),
+            constant_args=(*sizes, *others),
             python_kernel_name=name,
         )
+        self.mutation_outputs = [
+            ir.MutationOutput(ir.NoneLayout(device=self.device), x, self) for x in writes
+        ]
+        V.graph.register_operation(self)
+
+    def get_outputs(self) -> list[ir.Buffer]:
+        return list(self.mutation_outputs)
+
+    def get_device(self) -> torch.device:
+        return self.device
 
     def codegen(self, wrapper: Any) -> None:
-        wrapper.add_import_once(
-            "from flashlight.runtime.loop_call import loop_call as flashlight_loop_call"
-        )
+        wrapper.add_import_once("from flashlight.runtime.loop_call import LoopCall")
         wrapper.add_import_once(self.definition)
-        super().codegen(wrapper)
+        self.codegen_comment(wrapper)
+        arguments = self.codegen_args()
+        count = len(self.inputs)
+        sizes = ", ".join(arguments[count:])
+        tensors = ", ".join(arguments[:count])
+        wrapper.writeline(f"{self.python_kernel_name}([{sizes}], {tensors})")
+
+
+def _simplified(tensor: Any) -> list[sympy.Expr]:
+    """Shape, strides and offset of a tensor."""
+    layout = tensor.get_layout()
+    numbers = *layout.size, *layout.stride, layout.offset
+    return [V.graph.sizevars.simplify(sympy.sympify(n)) for n in numbers]
 
 
 def is_possible() -> bool:

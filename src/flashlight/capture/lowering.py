@@ -1,9 +1,10 @@
-"""The op as ordinary user Triton kernels in Inductor's generated code, so that nothing of ours is called at run time.
+"""The op as one kernel launch for each loop in Inductor's generated code, with buffers that Inductor allocates.
 
-`register` gives `flashlight::fused` a lowering. On CUDA it replaces the call by one user-defined Triton kernel for each loop, with
-buffers that Inductor allocates: it plans their memory, records CUDA graphs and packages the kernels with AOTInductor. A kernel in
-which warps have roles is no such kernel: its loop alone becomes a call of ours. What this needs of Inductor is private, so anything
-unexpected leaves the op call, which launches the same kernels itself.
+`register` gives `flashlight::fused` a lowering on CUDA, so that Inductor plans the memory of all results and records the launches in
+CUDA graphs. In Python code each loop is called directly (`capture.direct`), which costs the host least. In code that is to run
+without us (AOTInductor's packages) or that is no Python (`cpp_wrapper`, `fx_wrapper`) it becomes a user-defined Triton kernel, which
+Inductor launches; a kernel in which warps have roles is no such kernel, and its loop alone becomes a call of an op. What this needs
+of Inductor is private, so anything unexpected leaves the op call, which launches the same kernels itself.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class _Given:
 
         names = {name for name, _ in reads} | {x.get_name() for x in self.tensors}
         later: Any = V.graph.operations[self.operations :]
-        return any(names & set(op.get_mutation_names()) for op in later)
+        results = (x for op in later for x in op.get_outputs())
+        return any(names.intersection(x.get_mutation_names()) for x in results)
 
 
 def _given_in(graph: Any) -> dict[Any, _Given]:
@@ -111,6 +113,9 @@ class _Expansion:
     ) -> None:
         from torch._inductor import ir
 
+        from flashlight.capture import direct
+
+        self.direct = direct.is_possible()
         self.program: Program = built.program
         self.steps = built.steps
         self.token = token
@@ -150,35 +155,36 @@ class _Expansion:
         if key in given and not given[key].is_written_since(reads):
             self.tensors.update(zip(names, given[key].tensors, strict=True))
             return
-        if plan.schedule.consumers:
-            self.call(number, shapes)
+        if plan.schedule.consumers and not self.direct:
+            self.call_op(number)
         else:
             for g in step.loop.gives:
                 self.tensors[g.name] = self.empty(shapes[g.name], TORCH_TYPES[g.dtype])
-            self.record(plan)
+            if self.direct:
+                self.call(number)
+            else:
+                self.record(plan)
         given[key] = _Given([self.tensors[name] for name in names], len(V.graph.operations))
 
-    def call(self, number: int, shapes: Mapping[str, Sequence[Any]]) -> None:
-        """The results of a loop whose kernel Inductor cannot launch: by a call of ours in its Python code, or by our op."""
-        from torch._inductor import ir
+    def call(self, number: int) -> None:
+        """The results of a loop by a call of ours in Inductor's Python code."""
+        from flashlight.capture.direct import DirectCall
+
+        kernel = self.steps[number].kernel
+        reads = [self.tensors[b.name] for b in kernel.reads]
+        writes = [self.tensors[b.name] for b in kernel.writes]
+        DirectCall(self.token, number, list(self.sizes.values()), reads, writes)
+
+    def call_op(self, number: int) -> None:
+        """The results of a loop by our op: it alone launches kernels with roles where code is no Python."""
         from torch._inductor.lowering import fallback_handler
 
-        from flashlight.capture import direct
-
         step = self.steps[number]
-        gives = step.loop.gives
         ins = [self.tensors[b.name] for b in step.kernel.reads]
-        sizes = list(self.sizes.values())
-        if len(gives) == 1 and direct.is_possible():
-            (give,) = gives
-            result = shapes[give.name], TORCH_TYPES[give.dtype], self.device
-            made = direct.DirectCall(ins, sizes, result, (self.token, number))
-            self.tensors[give.name] = ir.TensorBox.create(made)
-            return
-        overload = op.loop_one if len(gives) == 1 else op.loop
+        names = [g.name for g in step.loop.gives]
+        overload = op.loop_one if len(names) == 1 else op.loop
         run = fallback_handler(overload, add_to_fallback_set=False)
-        found = run(ins, sizes, self.token, number)
-        names = [g.name for g in gives]
+        found = run(ins, list(self.sizes.values()), self.token, number)
         self.tensors.update(zip(names, [found] if len(names) == 1 else found, strict=True))
 
     def place(self, name: str) -> tuple[str, str]:
@@ -212,7 +218,7 @@ class _Expansion:
         def run(step: Step, tensors: Mapping[str, torch.Tensor]) -> None:
             start(found[step.name], tensors, hints)
 
-        examples = Examples(self.steps, partial(self.example, shapes), run, hints)
+        examples = Examples(self.steps, partial(self.example, shapes, self.device), run, hints)
         for step, facts in steps:
             tensors = examples.of(step)
             if facts not in step.plans:
@@ -222,6 +228,9 @@ class _Expansion:
         return list(found.values())
 
     def facts(self, step: Step, shapes: Mapping[str, Sequence[Any]]) -> Facts:
+        if self.direct:  # a call looks at its own tensors: here those it is likely to have
+            like = partial(self.example, shapes, torch.device("meta"))
+            return step.facts({name: like(name) for name in step.tensors})
         from torch._inductor.virtualized import V
 
         descriptors = tuple((name, self.describable(name, shapes)) for name in step.described)
@@ -274,11 +283,13 @@ class _Expansion:
             total += (sympy.sympify(n) - 1) * sympy.sympify(s)
         return not isinstance(total, sympy.Integer) or int(total) >= 1 << 31
 
-    def example(self, shapes: Mapping[str, Sequence[Any]], name: str) -> torch.Tensor:
+    def example(
+        self, shapes: Mapping[str, Sequence[Any]], device: torch.device, name: str
+    ) -> torch.Tensor:
         """Memory of the likely sizes of a buffer."""
         size, stride, _ = self.layout(name, shapes)
         sizes, strides = [hint(n) for n in size], [hint(s) for s in stride]
-        return torch.empty_strided(sizes, strides, dtype=self.dtype(name), device=self.device)
+        return torch.empty_strided(sizes, strides, dtype=self.dtype(name), device=device)
 
     def record(self, plan: Plan) -> None:
         """One user-defined Triton kernel."""
