@@ -560,6 +560,8 @@ class Language:
             return Tensor(args[0].data, real.float32, args[0].layout)
         if _SIGMOID.fullmatch(asm):
             return elementwise(lambda x: 1 / (1 + np.exp(-x)))(args[0])
+        if "vote.sync.any.pred" in asm:
+            return args[0] * args[1]
         if choice := _CHOICE.search(asm):
             code, sign, bits = choice.groups()
             x, a, b, y = args

@@ -140,7 +140,7 @@ class Compute:
     floor), or "select" (condition, a, b), "fma" (a * b + c), "cast" (to result.dtype), "maxnum"/"minnum" (either operand where one
     is NaN; used where NaN is known to reach the result by another way or not at all), "quotient"/"remainder" (floordiv and mod
     of integers known not to be negative, so that truncation will do), "within" (0 <= a <= b for integers of 32 bits; b is not
-    negative; not where axes are exact).
+    negative; not where axes are exact), "rescale" (a * b, where b is 1 for nearly all tiles).
     The arguments have one dtype, except for select's condition and for casts; comparisons yield bools.
 
     Attributes:

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 
 from flashlight.codegen.blocks import Kernel
 from flashlight.codegen.gluon_consumer import Consumer
-from flashlight.codegen.gluon_ops import GLUON_HELPERS, spelled, turns
+from flashlight.codegen.gluon_ops import helper, spelled, turns
 from flashlight.codegen.gluon_producer import Producer
 from flashlight.codegen.gluon_shared import Copied, Shared
 from flashlight.codegen.spelling import fresh_name, wrapped
 from flashlight.codegen.triton import Choices, Parameter, Source
-from flashlight.codegen.triton_ops import HELPERS, TYPES
+from flashlight.codegen.triton_ops import TYPES
 
 VERSIONS = ("3.6",)
 """Releases of Triton whose Gluon this module was tested with."""
@@ -88,7 +88,7 @@ class _Module:
         ]
         if any("libdevice." in line for line in (*produce, *consume)):
             lines.insert(-1, "from triton.language.extra import libdevice")
-        helpers = [GLUON_HELPERS.get(h) or spelled(HELPERS[h].text) for h in sorted(m.helpers)]
+        helpers = [helper(name) for name in sorted(m.helpers)]
         if any("tl." in line for line in (*produce, *consume, *helpers)):
             lines.insert(-1, "from triton import language as tl")
         cols = m.roles.cols.block

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from flashlight.codegen.blocks import (
     Axis,
+    Constant,
     Dot,
     Fetch,
+    Slot,
     Value,
     operands,
+    walk,
 )
 from flashlight.codegen.gluon_producer import general
 from flashlight.codegen.gluon_registers import Registers
@@ -30,6 +33,7 @@ class Consumer(Registers):
         self.weights: list[str] = []
         self.halves: list[str] = []
         self.held: list[str] = []  # other operands that registers hold
+        self.unset: dict[int, str] = {}
 
     def body(self) -> None:
         m = self.module
@@ -98,11 +102,12 @@ class Consumer(Registers):
         steps = m.roles.steps
         first, ranges = self.ranges()
         self.slot_names = []
+        self.unset = self.sums_from_zero(steps[0])
         parts = steps[0].parts
         for n, slot in enumerate(steps[0].loop.slots):
             name = self.fresh(slot.name)
-            if n not in parts:
-                self.line(f"{name} = {stripped(self.like(slot.init, slot.inside.axes))}")
+            if n not in parts and n not in self.unset:
+                self.line(f"{name} = {self.initial(slot)}")
             self.slot_names.append(name)
         for step in steps:
             for slot, name in zip(step.loop.slots, self.slot_names, strict=True):
@@ -126,6 +131,20 @@ class Consumer(Registers):
         self.start_sums(last, waits=last is steps[-1])
         self.turn("pass")
         self.finish_sums(last, leaves=True)
+
+    def initial(self, slot: Slot) -> str:
+        return stripped(self.like(slot.init, slot.inside.axes))
+
+    def sums_from_zero(self, step: Step) -> dict[int, str]:
+        """Slots of accumulators that are 0 until the first tile's weights are there, with that 0: until then they take no registers."""
+        sums = {d.result for d in step.sums}
+        ops = walk(self.kernel.body)
+        zeros = {op.result for op in ops if isinstance(op, Constant) and op.value == 0}
+        return {
+            n: self.initial(slot)
+            for n, slot in enumerate(step.loop.slots)
+            if step.loop.body.yields[n] in sums and slot.init in zeros
+        }
 
     def step(self, step: Step, *, begins: bool) -> None:
         """One tile: its weights; and the sums of the weights before it, unless it `begins`."""
@@ -282,15 +301,20 @@ class Consumer(Registers):
 
     def carry(self, step: Step, *, begins: bool) -> None:
         """Move accumulators, and keep the weights and the other slots for the next tile."""
-        self.all(step.moves)
+        sums = {d.result: d for d in step.sums}
+        unset = self.unset if begins else {}
+        if not unset.keys() >= {n for n in step.slots if step.loop.body.yields[n] in sums}:
+            self.all(step.moves)
         for name, weight in zip(self.weights, step.weights, strict=True):
             self.line(f"{name} = {self.value(weight)}")
-        sums = {d.result: d for d in step.sums}
         pending = []
         for n in step.slots:
             name, slot, value = self.slot_names[n], step.loop.slots[n], step.loop.body.yields[n]
             if n in step.parts:
                 pending.append((name, self.part(step.parts[n], "" if begins else name)))
+                continue
+            if n in unset:
+                self.line(f"{name} = {unset[n]}")
                 continue
             dot = sums.get(value)
             source = value if dot is None else dot.acc

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from flashlight.codegen.triton_ops import HELPERS
 from flashlight.errors import CompileError
 
 _SPELLED = frozenset(
@@ -51,6 +52,45 @@ def _keep(x):
     return gl.inline_asm_elementwise("", "=r,0", [x], dtype=x.dtype, is_pure=False, pack=2)
 """,
 }
+
+
+def helper(name: str) -> str:
+    """The function of a name that operations are printed with."""
+    if name.startswith(_RESCALE):
+        return _rescale(int(name.removeprefix(_RESCALE)))
+    return GLUON_HELPERS.get(name) or spelled(HELPERS[name].text)
+
+
+_RESCALE = "_rescale_"
+
+
+def rescale(width: int) -> str:
+    """The name of the function (x, y) that is x * y for accumulators of a width, where y is one number for each row."""
+    return f"{_RESCALE}{width // 2}"
+
+
+def _rescale(count: int) -> str:
+    """`count`: elements of a thread, in two rows of its warp: two of the one, two of the other, and so on."""
+    first, second = 2 * count, 2 * count + 2
+    products = [f"mul.f32 ${n}, ${n}, ${2 * count + n};" for n in range(count)]
+    by_line = [" ".join(products[n : n + 4]) for n in range(0, count, 4)]
+    text = "\n".join(f'        "{line} "' for line in by_line)
+    return f"""
+@gluon.jit
+def {_RESCALE}{count}(x, y):
+    # a warp none of whose rows moves has nothing to multiply
+    return gl.inline_asm_elementwise(
+        "{{ .reg .pred p; .reg .pred q; "
+        "setp.neu.f32 p, ${first}, 0f3F800000; setp.neu.or.f32 p, ${second}, 0f3F800000, p; "
+        "vote.sync.any.pred q, p, 0xffffffff; @!q bra STAY; "
+{text}
+        "STAY: }}",
+        "{",".join(["=f"] * count)},"
+        "{",".join(map(str, range(count)))},"
+        "{",".join(["f"] * count)}",
+        [x, y], dtype=gl.float32, is_pure=True, pack={count},
+    )
+"""
 
 
 def turns(consumers: int) -> list[str]:

@@ -15,6 +15,7 @@ from flashlight.codegen.blocks import (
     Store,
     Value,
 )
+from flashlight.codegen.gluon_ops import rescale
 from flashlight.codegen.gluon_producer import Part
 from flashlight.codegen.gluon_shared import Shared
 from flashlight.codegen.roles import consumed, in_order_of_memory
@@ -208,6 +209,11 @@ class Registers(Part):
         if op.op == "exp2" and op.result.dtype is DType.F32 and op.result.axes:
             self.helpers.add("_exp2")
             return f"_exp2({stripped(self.value(op.args[0], op.result.axes))})"
+        if op.op == "rescale" and op.args[0].axes == op.result.axes:
+            x, y = (self.value(a, op.result.axes) for a in op.args)
+            name = rescale(op.result.axes[1].block)
+            self.helpers.add(name)
+            return f"{name}({stripped(x)}, {stripped(y)})"
         kinds = (op.args[0].dtype, op.result.dtype)
         if op.op == "cast" and kinds == (DType.BF16, DType.F32) and op.result.axes:
             self.helpers.add("_widen")

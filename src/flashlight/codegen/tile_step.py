@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -21,16 +21,14 @@ from flashlight.codegen.exponents import (
 )
 from flashlight.codegen.expressions import Expressions
 from flashlight.codegen.factors import Factor, factors_of, is_load, parted, spared
+from flashlight.codegen.lagging import lags, maximum_of, positive_scale
 from flashlight.codegen.places import Places
 from flashlight.codegen.reductions import Context, combine, identity
 from flashlight.ir.dtypes import DType
 from flashlight.ir.exprs import (
     ONE,
-    Binary,
-    Const,
     Dim,
     Expr,
-    Load,
     Unary,
     dtype_of,
     largest,
@@ -61,6 +59,7 @@ class TileStep:
         places: where the dims of the tile are.
         rows, cols: the axes of the tile; None where there is none.
         finals: values that are ready, by name, with their dims.
+        lags: maxima that follow scores only when these are above them by so much.
     """
 
     def __init__(self, loop: Loop, schedule: Schedule) -> None:
@@ -80,6 +79,7 @@ class TileStep:
         self.references: tuple[Expr, ...] = ()
         self.old_references: dict[Expr, Value] = {}
         self.clamped: dict[str, float] = {}
+        self.lags: Mapping[str, float] = {}
 
     def slots(self, carry: Carry) -> list[Slot]:
         """The loop-carried values of a carry, the carry itself last."""
@@ -165,7 +165,11 @@ class TileStep:
         if apart is not None and apart.row is not None:
             by = b.constant(apart.scale, DType.F32)
             value = b.compute("fma", value, by, apart.row, hint=f"{c.name}_tile")
-        return [combine(b, c.monoid, old[0], value, nan=nan)]
+        total = combine(b, c.monoid, old[0], value, nan=nan)
+        if c.name in self.lags:
+            enough = b.compute("add", old[0], b.constant(self.lags[c.name], c.dtype))
+            total = b.compute("select", b.compute("gt", total, enough), total, old[0], hint=c.name)
+        return [total]
 
     def _tame_scale(self, c: Carry, ctx: Context) -> tuple[Expr | None, Expr]:
         """(scale, body) of an extremum: where no fill is in the way, the scale is applied to the result."""
@@ -232,7 +236,7 @@ class TileStep:
         base2 = c.dtype is DType.F32
         if base2 and self.ex.scaled.wide:
             exponent = b.compute("mul", exponent, b.constant(LOG2_E, c.dtype))
-        clamped = all(_maximum(w) in self.clamped for w in c.weight)
+        clamped = all(maximum_of(w) in self.clamped for w in c.weight)
         if clamped:
             # References never fall, but for rounding: of an unset one, which is huge, that would be inf while the sum is 0.
             exponent = b.compute("minnum", exponent, b.constant(0.0, exponent.dtype))
@@ -240,7 +244,8 @@ class TileStep:
         if not clamped:
             # Leaving the unset state, the reference jumps from 0: the factor may be inf while the sum is 0.
             phi = b.compute("minnum", phi, b.constant(largest(c.dtype).value, c.dtype), hint="phi")
-        return b.compute("mul", total, phi, hint=c.name)
+        seldom = len(total.axes) > 1 and all(maximum_of(w) in self.lags for w in c.weight)
+        return b.compute("rescale" if seldom else "mul", total, phi, hint=c.name)
 
     def _difference(self, expr: Expr, before: Context, now: Context, dtype: DType) -> Value:
         """~new - ~old of an expression of carries."""
@@ -258,6 +263,9 @@ class TileStep:
         weights = tuple(dict.fromkeys(w for c in p.carries for w in c.weight))
         self.references = () if self.schedule.exact else weights
         self.clamped = self._clamped(p)
+        # Only groups of warps with their accumulators to themselves gain by not moving them.
+        found = lags(p, self.loop, self.schedule.rows, self.clamped)
+        self.lags = found if self.schedule.consumers else {}
         state = dict(self.finals)
         for c in p.carries:
             last_slot = self.slots(c)[-1]
@@ -293,14 +301,14 @@ class TileStep:
             if c.monoid is not MAX or c.dtype is not DType.F32:
                 continue
             readers = [d for d in p.carries if c.name in reads(d.body, *d.weight)]
-            moved = all(any(_maximum(w) == c.name for w in d.weight) for d in readers)
+            moved = all(any(maximum_of(w) == c.name for w in d.weight) for d in readers)
             if (
                 readers
                 and moved
-                and all(_positive_scale(w) is not None for d in readers for w in d.weight)
+                and all(positive_scale(w) is not None for d in readers for w in d.weight)
             ):
                 scale = max(
-                    1.0, *(s for d in readers for w in d.weight if (s := _positive_scale(w)))
+                    1.0, *(s for d in readers for w in d.weight if (s := positive_scale(w)))
                 )
                 found[c.name] = most if scale == 1.0 else most / scale * below
         return found
@@ -446,26 +454,6 @@ def product_of(extents: Sequence[Expr]) -> Expr:
 
 def _extremum(monoid: Monoid) -> Monoid:
     return MIN if monoid is ARGMIN else MAX
-
-
-def _maximum(w: Expr) -> str | None:
-    """The carry m whose value is minus a weight: -m or -(m * scale)."""
-    match w:
-        case Unary("neg", Load(buffer, _)) | Unary("neg", Binary("mul", Load(buffer, _), _)):
-            return buffer.name
-        case _:
-            return None
-
-
-def _positive_scale(w: Expr) -> float | None:
-    """The scale of such a weight, if it is a positive constant."""
-    match w:
-        case Unary("neg", Load()):
-            return 1.0
-        case Unary("neg", Binary("mul", Load(), Const(value, _))) if value > 0:
-            return float(value)
-        case _:
-            return None
 
 
 def _multiset(shifts: Sequence[Shift]) -> frozenset[tuple[Shift, int]]:

@@ -157,6 +157,7 @@ _INFIX = {
     "add": "+",
     "sub": "-",
     "mul": "*",
+    "rescale": "*",
     "div": "/",
     "quotient": "//",
     "remainder": "%",

@@ -69,6 +69,29 @@ def _keep(x):
 
 
 @gluon.jit
+def _rescale_32(x, y):
+    # a warp none of whose rows moves has nothing to multiply
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .pred q; "
+        "setp.neu.f32 p, $64, 0f3F800000; setp.neu.or.f32 p, $66, 0f3F800000, p; "
+        "vote.sync.any.pred q, p, 0xffffffff; @!q bra STAY; "
+        "mul.f32 $0, $0, $64; mul.f32 $1, $1, $65; mul.f32 $2, $2, $66; mul.f32 $3, $3, $67; "
+        "mul.f32 $4, $4, $68; mul.f32 $5, $5, $69; mul.f32 $6, $6, $70; mul.f32 $7, $7, $71; "
+        "mul.f32 $8, $8, $72; mul.f32 $9, $9, $73; mul.f32 $10, $10, $74; mul.f32 $11, $11, $75; "
+        "mul.f32 $12, $12, $76; mul.f32 $13, $13, $77; mul.f32 $14, $14, $78; mul.f32 $15, $15, $79; "
+        "mul.f32 $16, $16, $80; mul.f32 $17, $17, $81; mul.f32 $18, $18, $82; mul.f32 $19, $19, $83; "
+        "mul.f32 $20, $20, $84; mul.f32 $21, $21, $85; mul.f32 $22, $22, $86; mul.f32 $23, $23, $87; "
+        "mul.f32 $24, $24, $88; mul.f32 $25, $25, $89; mul.f32 $26, $26, $90; mul.f32 $27, $27, $91; "
+        "mul.f32 $28, $28, $92; mul.f32 $29, $29, $93; mul.f32 $30, $30, $94; mul.f32 $31, $31, $95; "
+        "STAY: }",
+        "=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,"
+        "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,"
+        "f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f",
+        [x, y], dtype=gl.float32, is_pure=True, pack=32,
+    )
+
+
+@gluon.jit
 def _where_le_s32(a, b, x, y):
     # compares when x is there, not before: the conditions of a tile would take registers
     return gl.inline_asm_elementwise(
@@ -220,7 +243,6 @@ def consume(
         unbegun = gl.where(t_3 > 0, 0, 1)
         start_1 = t_3 + unbegun
         m = gl.full([64], float("-inf"), gl.float32, ROWS)
-        A = gl.full([64, 64], 0.0, gl.float32, TILE_64)
         ref = gl.full([64], -1.8033688011112042e+36, gl.float32, ROWS)
         tile = first_1
         mbarrier.wait(scores_full.index(stage), phase)
@@ -239,14 +261,15 @@ def consume(
         s = _where_le_s32(k_at[None, :], q_at[:, None], dot, float("-inf"))
         m_tile = gl.convert_layout(gl.max(gl.max(gl.reshape(gl.where(cols_ok[None, :], s, float("-inf")), [64, 16, 8]), 1), 1), ROWS, assert_trivial=True)
         m_1 = gl.maximum(m, m_tile)
-        t_4 = gl.minimum(gl.maximum(m_1, -1e+37), 1e+37) * 0.18033688011112042
+        m_2 = gl.where(m_1 > (m + 44.3614195558365), m_1, m)
+        t_4 = gl.minimum(gl.maximum(m_2, -1e+37), 1e+37) * 0.18033688011112042
         phi = _exp2(gl.minimum(ref - t_4, 0.0))
         p = gl.where(cols_ok[None, :], _exp2(s * 0.18033688011112042 - t_4[:, None]), 0.0)
         l_tile = _here(gl.sum(gl.sum(gl.reshape(p, [64, 16, 4, 2]), 1), 2))
         weights = p
-        m = m_1
+        A = gl.full([64, 64], 0.0, gl.float32, TILE_64)
+        m = m_2
         l = l_tile
-        A = A * gl.convert_layout(phi, gl.SliceLayout(1, TILE_64), assert_trivial=True)[:, None]
         ref = t_4
         # full tiles
         for tile in range(start, t_3):
@@ -265,8 +288,9 @@ def consume(
                 stage = 0
                 phase ^= 1
             m_tile_1 = gl.convert_layout(gl.max(gl.max(gl.reshape(dot_1, [64, 16, 8]), 1), 1), ROWS, assert_trivial=True)
-            m_2 = gl.maximum(m, m_tile_1)
-            t_5 = gl.minimum(gl.maximum(m_2, -1e+37), 1e+37) * 0.18033688011112042
+            m_3 = gl.maximum(m, m_tile_1)
+            m_4 = gl.where(m_3 > (m + 44.3614195558365), m_3, m)
+            t_5 = gl.minimum(gl.maximum(m_4, -1e+37), 1e+37) * 0.18033688011112042
             phi_1 = _exp2(gl.minimum(ref - t_5, 0.0))
             p_1 = _exp2(dot_1 * 0.18033688011112042 - t_5[:, None])
             l_tile_1 = _here(gl.sum(gl.sum(gl.reshape(p_1, [64, 16, 4, 2]), 1), 2))
@@ -278,9 +302,9 @@ def consume(
                 sums_stage = 0
                 sums_phase ^= 1
             weights = p_1
-            m = m_2
+            m = m_4
             l = l * gl.convert_layout(phi_1, gl.SliceLayout(1, l_tile_1.type.layout), assert_trivial=True)[:, None] + l_tile_1
-            A = A * gl.convert_layout(phi_1, gl.SliceLayout(1, TILE_64), assert_trivial=True)[:, None]
+            A = _rescale_32(A, gl.convert_layout(phi_1, gl.SliceLayout(1, TILE_64), assert_trivial=True)[:, None])
             ref = t_5
         # edge tiles
         for tile in range(start_1, t_1):
@@ -302,8 +326,9 @@ def consume(
                 phase ^= 1
             s_1 = _where_le_s32(k_at_1[None, :], q_at[:, None], dot_1, float("-inf"))
             m_tile_1 = gl.convert_layout(gl.max(gl.max(gl.reshape(gl.where(cols_ok_1[None, :], s_1, float("-inf")), [64, 16, 8]), 1), 1), ROWS, assert_trivial=True)
-            m_2 = gl.maximum(m, m_tile_1)
-            t_5 = gl.minimum(gl.maximum(m_2, -1e+37), 1e+37) * 0.18033688011112042
+            m_3 = gl.maximum(m, m_tile_1)
+            m_4 = gl.where(m_3 > (m + 44.3614195558365), m_3, m)
+            t_5 = gl.minimum(gl.maximum(m_4, -1e+37), 1e+37) * 0.18033688011112042
             phi_1 = _exp2(gl.minimum(ref - t_5, 0.0))
             p_1 = gl.where(cols_ok_1[None, :], _exp2(s_1 * 0.18033688011112042 - t_5[:, None]), 0.0)
             l_tile_1 = _here(gl.sum(gl.sum(gl.reshape(p_1, [64, 16, 4, 2]), 1), 2))
@@ -315,9 +340,9 @@ def consume(
                 sums_stage = 0
                 sums_phase ^= 1
             weights = p_1
-            m = m_2
+            m = m_4
             l = l * gl.convert_layout(phi_1, gl.SliceLayout(1, l_tile_1.type.layout), assert_trivial=True)[:, None] + l_tile_1
-            A = A * gl.convert_layout(phi_1, gl.SliceLayout(1, TILE_64), assert_trivial=True)[:, None]
+            A = _rescale_32(A, gl.convert_layout(phi_1, gl.SliceLayout(1, TILE_64), assert_trivial=True)[:, None])
             ref = t_5
         mbarrier.arrive(rows_free.index(slot * 3 + GROUP_ID), count=1)
         slot += 1
