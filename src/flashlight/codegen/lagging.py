@@ -3,7 +3,8 @@
 A sum of exp(s - r) that is moved by exp(r - r') whenever its reference goes from r to r' is the same sum for every r, up to a factor
 that a quotient of two such sums does not see. The maximum of the scores is one choice of r, which keeps every term at 1 or below. A
 reference that stays until a maximum is `POWERS` powers of two above it keeps terms at 2^POWERS or below, which is as exact in
-floats; and as it stays for most tiles, accumulators need not be multiplied there.
+floats; and as it stays for most tiles, accumulators need not be multiplied there. Scores to which positions themselves are added
+(ALiBi's) pass any reference again and again, so that theirs had better not lag.
 
 This is right where nothing but the sums sees the reference:
 * results read the maximum and sums relative to it only in what is the same for every reference: quotients of two sums of the same
@@ -17,10 +18,10 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from flashlight.codegen.exponents import has_its_maximum
+from flashlight.codegen.exponents import has_its_maximum, outside_sums
 from flashlight.codegen.factors import Factor, factors_of
 from flashlight.ir.dtypes import DType
-from flashlight.ir.exprs import Binary, Cast, Const, Dim, Expr, Load, Unary, neg
+from flashlight.ir.exprs import Binary, Cast, Const, Dim, Expr, Load, Unary, dtype_of, neg
 from flashlight.ir.monoids import SUM
 from flashlight.ir.nests import Carry, Loop, Pass
 from flashlight.ir.visit import children, free_dims, reads
@@ -45,7 +46,8 @@ def lags(
         sums = [c for c in p.carries if name in reads(*c.weight)]
         scales = [positive_scale(w) for c in sums for w in c.weight if maximum_of(w) == name]
         known = [s for s in scales if s is not None]
-        if not sums or len(known) < len(scales):
+        scores = [c.body for c in p.carries if c.name == name]
+        if not sums or len(known) < len(scales) or any(_drifts(s, loop) for s in scores):
             continue
         if all(_is_bounded(c, p, loop, rows) for c in sums) and _is_unseen(name, sums, loop):
             found[name] = POWERS * math.log(2.0) / max(known)
@@ -70,6 +72,16 @@ def positive_scale(weight: Expr) -> float | None:
             return float(value)
         case _:
             return None
+
+
+def _drifts(score: Expr, loop: Loop) -> bool:
+    """Whether a position along the loop is a term of a score, or a factor of one."""
+    for node in outside_sums(score):
+        match node:
+            case Cast(x, dtype) if dtype.is_float and dtype_of(x).is_int:
+                if free_dims(x) & set(loop.loop) and not reads(x):
+                    return True
+    return False
 
 
 def _is_bounded(carry: Carry, p: Pass, loop: Loop, rows: Collection[Dim]) -> bool:
