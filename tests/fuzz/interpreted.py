@@ -82,6 +82,7 @@ class _Draw:
         self.shared = rng.choice((1, gpu.SHARED))
         self.accumulated = rng.choice((0, gpu.ACCUMULATED))
         self.less_fetched = rng.choice((math.inf, gpu.LESS_FETCHED))
+        self.many = rng.choice((32, gpu.MANY))
 
     @contextmanager
     def taken(self) -> Iterator[None]:
@@ -101,6 +102,7 @@ class _Draw:
                 parts_for=lambda rows, length, units: self.parts,
                 is_wide=lambda tensor, tiled: self.is_wide,
                 SHORTEST=self.shortest,
+                MANY=self.many,
                 SHARED=self.shared,
                 ACCUMULATED=self.accumulated,
                 LESS_FETCHED=self.less_fetched,

@@ -56,7 +56,8 @@ class _Simulated:
         rng: random.Random,
         schedules: list[str],
     ) -> None:
-        with mock.patch.object(gpu, "SHORTEST", rng.choice((32, 1 << 30))):
+        shortest, many = rng.choice((32, 1 << 30)), rng.choice((32, 1 << 30))
+        with mock.patch.multiple(gpu, SHORTEST=shortest, MANY=many):
             self.program, self.known = gpu.with_ranges(program, hints, DEVICE)
         self.hints = hints
         self.rng = rng

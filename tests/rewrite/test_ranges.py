@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flashlight.ir.exprs import Select
+from flashlight.ir.exprs import Buffer, Select
 from flashlight.ir.interpret import evaluate
-from flashlight.ir.nests import Program
+from flashlight.ir.nests import Loop, Program
 from flashlight.ir.text import parse_program
+from flashlight.ir.visit import loads
 from flashlight.rewrite.ranges import GRAIN, ranges_of
 
 TEXT = """
@@ -42,7 +43,10 @@ CONDITIONS = {
 }
 
 
-def found(condition: str, S: int, T: int, seed: int, *, ordered: bool, rows_live: bool = True):
+def found(
+    condition: str, S: int, T: int, seed: int, *,
+    ordered: bool, rows_live: bool = True, many: bool = False,
+):  # fmt: skip
     """(mask[b, q, k], lo, full, end, hi of each row tile)."""
     program = parse_program(TEXT.replace("CONDITION", condition))
     (loop,) = program.loops
@@ -50,8 +54,9 @@ def found(condition: str, S: int, T: int, seed: int, *, ordered: bool, rows_live
     assert isinstance(body, Select)
     q, k = loop.kept[1], loop.loop[0]
     made = ranges_of(
-        body.condition, loop, q, k, frozenset("bqk"), rows_live=rows_live, dense=lambda _: True
-    )
+        body.condition, loop, q, k, frozenset("bqk"),
+        rows_live=rows_live, dense=lambda _: True, many=many,
+    )  # fmt: skip
     assert made is not None
     names = tuple(g.name for g in made.loops[-1].gives)
     finder = Program("finder", program.sizes, program.inputs, made.loops, names)
@@ -81,12 +86,13 @@ def evaluate_condition(condition, loop, inputs, sizes):
     return np.asarray(value_of(condition, (*loop.kept, *loop.loop), inputs, sizes)) != 0
 
 
+@pytest.mark.parametrize("many", [False, True], ids=["few", "many"])
 @pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "shuffled"])
 @pytest.mark.parametrize("shape", [(64, 64), (200, 300), (300, 130)])
 @pytest.mark.parametrize("name", CONDITIONS)
-def test_sound(name: str, shape: tuple[int, int], ordered: bool) -> None:
+def test_sound(name: str, shape: tuple[int, int], ordered: bool, many: bool) -> None:
     S, T = shape
-    mask, lo, full, end, hi = found(CONDITIONS[name], S, T, 3, ordered=ordered)
+    mask, lo, full, end, hi = found(CONDITIONS[name], S, T, 3, ordered=ordered, many=many)
     tiles = lo.shape[-1]
     for b in range(2):
         for t in range(tiles):
@@ -125,6 +131,35 @@ def test_padded_causal_rows_are_live_from_the_diagonal() -> None:
             live = bool(rows[np.arange(GRAIN), t * GRAIN + np.arange(GRAIN)].all())
             assert (hi[b, t] == t + 1) if live else (hi[b, t] == S // GRAIN)
             assert live or lo[b, t] == 0
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_summaries_change_nothing(name: str) -> None:
+    few, many = (
+        found(CONDITIONS[name], 200, 300, 7, ordered=True, many=many)[1:] for many in (False, True)
+    )
+    for a, b in zip(few, many, strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_one_summary_serves_rows_and_columns() -> None:
+    text = TEXT.replace("CONDITION", "(id[b, q] == id[b, k]) & (k <= q)").replace("k: T", "k: S")
+    (loop,) = parse_program(text).loops
+    body = loop.carries[0].body
+    assert isinstance(body, Select)
+    q, k = loop.kept[1], loop.loop[0]
+    made = ranges_of(body.condition, loop, q, k, frozenset("bqk"), many=True)
+    assert made is not None
+    extremes, finder = made.loops
+    assert [str(c.monoid) for c in extremes.carries] == ["min", "max"]
+    assert {b.name for b in loads_of(finder)} == {g.name for g in extremes.gives} | {
+        c.name for c in finder.carries
+    }
+
+
+def loads_of(loop: Loop) -> list[Buffer]:
+    bodies = [*(c.body for c in loop.carries), *(g.expr for g in loop.gives)]
+    return [load.buffer for load in loads(*bodies)]
 
 
 def test_sharp_for_documents_in_order() -> None:

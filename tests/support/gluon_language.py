@@ -570,7 +570,7 @@ class Language:
             def holds(c: Any, d: Any) -> Any:  # as numbers of that many bits
                 return _COMPARE[code](np.asarray(c).view(kind), np.asarray(d).view(kind))
 
-            return where(a.binary(holds, b, result=real.int1), x, y)
+            return where(tensor(a).binary(holds, b, result=real.int1), x, y)
         raise TypeError(f"unknown assembly: {asm}")
 
     def allocate_shared_memory(self, dtype: Any, shape: Sequence[int], layout: Any) -> Ring:

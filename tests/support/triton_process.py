@@ -184,6 +184,7 @@ def run(case: Case, device: str = "cpu") -> dict[str, Any]:
     if case.parts > 1:
         program = split_keys(program, program.loops[0], case.parts)
     gpu.SHORTEST = 32 if case.ranges else 1 << 30
+    gpu.MANY = 192
     program, known = gpu.with_ranges(program, case.sizes, model)
     for n, loop in enumerate(program.loops):
         schedule = gpu.schedules_for(program, loop, case.sizes, model, known)[0]

@@ -183,10 +183,14 @@ def registers(f: Footprint, s: Schedule) -> int:
     pairs = s.row_block * s.col_block * (scores + f.wide)
     tiles = (s.row_block * f.accumulated + pairs) / (32 * s.warps)
     fixed = 26 + 30 * max(0, f.dots - 1) + (100 if f.positions else 0)
-    fixed += s.col_block // 2 if s.row_block < 16 * s.warps else 0  # weights cross warps
     fixed += 20 if f.ragged else 0
     fixed += 60 if s.outer and f.dots > 1 else 0
-    along = (f.vectors + (1 if f.masked else 0)) * s.col_block // 4
+    columns = s.col_block // 4  # of a thread: products leave tiles so
+    if f.accumulates:
+        fixed += s.col_block // 2 if s.row_block < 16 * s.warps else 0  # weights cross warps
+    else:
+        columns = min(columns, -(-s.row_block * s.col_block // (32 * s.warps)))
+    along = (f.vectors + (1 if f.masked else 0)) * columns
     return int(tiles * (4 if f.double else 1)) + fixed + along
 
 

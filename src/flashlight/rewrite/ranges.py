@@ -2,7 +2,8 @@
 
 A mask such as `id[q] == id[k]` is decided for whole tiles by interval arithmetic on the least and the greatest id of each tile, so
 it costs time linear in the ids (and one comparison per pair of tiles). A condition that is read for each pair (a dense mask) is
-folded over pairs of tiles by a loop of its own first. What may hold somewhere gives the range that runs; the first run of tiles
+folded over pairs of tiles by a loop of its own first, and so are the extremes of each tile where there are many: each tile of rows
+would find those of all columns anew. What may hold somewhere gives the range that runs; the first run of tiles
 where it holds everywhere needs no mask. Where masked scores are a finite number, a row without any live key
 is a mean over all keys: then the loop also looks whether all rows of a tile have one.
 """
@@ -49,7 +50,7 @@ GRAIN = 64
 
 @dataclass(frozen=True)
 class Ranges:
-    """The loops that find the ranges (summaries of dense conditions, then the ranges), and the bounds that read what they give."""
+    """The loops that find the ranges (summaries of conditions and of tiles, then the ranges), and the bounds that read what they give."""
 
     loops: tuple[Loop, ...]
     bounds: Bounds
@@ -64,6 +65,7 @@ def ranges_of(
     *,
     rows_live: bool = True,
     dense: Callable[[Expr], bool] = lambda _: False,
+    many: bool = False,
 ) -> Ranges | None:
     """Ranges of `col` for tiles of `row`, where `condition` says which elements matter; None where tiles decide nothing.
 
@@ -76,12 +78,13 @@ def ranges_of(
         rows_live: a row for which the condition holds nowhere needs nothing. If not (finite fills), tiles with rows that are not
             seen to have an element need every column.
         dense: whether it pays to read a condition at every pair of positions first.
+        many: there are so many tiles that it pays to find the extremes of each in a loop of their own.
     """
     named = _Names(set(taken))
     rows = Dim(named(f"{row.name}_tile"), _tiles(row.extent))
     cols = Dim(named(f"{col.name}_tile"), _tiles(col.extent))
     inside = Dim(named("at"), const(GRAIN))
-    decide = _Decision(row, col, rows, cols, inside, dense, named)
+    decide = _Decision(row, col, rows, cols, inside, dense, many, named)
     possible, certain = (simplify(e) for e in decide.condition(condition))
     if possible is TRUE or cols not in free_dims(possible):
         return None
@@ -157,7 +160,8 @@ class _Decision:
     """Interval arithmetic over a pair of tiles: integers as (least, greatest), conditions as (possible, certain).
 
     Attributes:
-        summaries: loops that fold dense conditions, which what is returned reads.
+        summaries: loops that fold dense conditions and tiles, which what is returned reads.
+        found: the extremes that they give, by what they are of (with `inside` for the position) and how many positions there are.
     """
 
     row: Dim
@@ -166,8 +170,10 @@ class _Decision:
     cols: Dim
     inside: Dim
     dense: Callable[[Expr], bool]
+    many: bool
     named: _Names
     summaries: list[Loop] = field(default_factory=list)
+    found: dict[tuple[Expr, Expr], tuple[Give, ...]] = field(default_factory=dict)
 
     def condition(self, expr: Expr) -> tuple[Expr, Expr]:
         """Whether a condition may hold for some element of the tile, and whether it holds for all."""
@@ -273,7 +279,30 @@ class _Decision:
         tile = self.tile(expr, side)
         if tile is expr:
             return expr, expr
+        if self.many and loads(expr):
+            return self.extremes(expr, side)
         return Reduce(MIN, (self.inside,), tile), Reduce(MAX, (self.inside,), tile)
+
+    def extremes(self, expr: Expr, side: str) -> tuple[Expr, Expr]:
+        """The least and the greatest of a tile from a loop of their own, one for both sides where they are of the same numbers."""
+        dim, tiles = (self.row, self.rows) if side == "rows" else (self.col, self.cols)
+        key = substitute(expr, {dim: Index(self.inside)}), dim.extent
+        kept = tuple(sorted(free_dims(expr) - {dim}, key=lambda d: d.name))
+        if key not in self.found:
+            dims = (*kept, tiles)
+            tile, kind = self.tile(expr, side), dtype_of(expr)
+            folds = [Carry(self.named(m.name), dims, DType.I64, m, tile) for m in (MIN, MAX)]
+            gives = tuple(
+                Give(
+                    self.named(f"{c.name}_of"), dims, kind, Load(c.buffer, tuple(map(Index, dims)))
+                )
+                for c in folds
+            )
+            self.summaries.append(Loop(dims, (self.inside,), (Pass(tuple(folds), gives),)))
+            self.found[key] = gives
+        index = (*map(Index, kept), Index(tiles))
+        least, greatest = (Load(g.buffer, index) for g in self.found[key])
+        return least, greatest
 
     def pairwise(self, a: Expr, b: Expr, make: object) -> tuple[Expr, Expr] | None:
         x, y = self.interval(a), self.interval(b)

@@ -79,6 +79,9 @@ def _shapes(f: Footprint, points: int, device: Device) -> list[Shape]:
         return [(rows, min(32, col_cap), 4, 1), (rows, 16, 4, 1)]
     if not f.accumulates:
         shapes = [(16, 256, 4, 2), (4, 512, 4, 2), (32, 128, 4, 2), (1, 1024, 4, 2), (64, 64, 4, 2)]
+        rows = _filling(16, 1, f, points, device.units)
+        if rows < 4:  # few of them: each sweeps its columns in few steps
+            shapes.insert(0, (rows, 1024, 4, 2))
         return [(min(r, f.row_cap), min(c, col_cap), w, s) for r, c, w, s in shapes]
     narrow = [
         (64, 128, 4, 2),

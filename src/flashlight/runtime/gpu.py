@@ -65,6 +65,10 @@ from flashlight.runtime.types import TORCH_TYPES
 SHORTEST = 512
 """Rows and columns from which it pays to find out first which tiles a mask of data leaves."""
 
+MANY = 8192
+"""Rows and columns from which the extremes of tiles are found in a loop of their own. Measured on an H200: at 16384 the ranges of
+documents take 26 us without it."""
+
 Float32 = Literal["split", "ieee"]
 """How products of f32 are computed at torch's matmul precision 'highest': see `Options.float32`."""
 
@@ -262,7 +266,10 @@ def _ranges(
         others = [d for d in loop.kept if d is not row and d not in free_dims(mask)]
         return math.prod(extent_of(d, hints) for d in others) >= SHARED
 
-    found = ranges_of(skips[0], loop, row, col, taken, rows_live=rows_live, dense=is_shared)
+    many = min(planned_extent(row, hints), planned_extent(col, hints)) >= MANY
+    found = ranges_of(
+        skips[0], loop, row, col, taken, rows_live=rows_live, dense=is_shared, many=many
+    )
     if found is None:
         return None
     closed = loop_bounds(loop, inputs, (row,), col)
