@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -56,12 +57,18 @@ def counter(device: torch.device) -> torch.Tensor:
         with _lock:
             found = _counters.get(device)
             if found is None:
-                zeros = torch.zeros(COUNTERS * _APART, dtype=torch.int32, device=device)
-                torch.cuda.synchronize(device)  # other streams may launch next
-                views = [zeros[n : n + 1] for n in range(0, len(zeros), _APART)]
+                # While torch warms a CUDA graph up, what this thread allocates is the graph's memory, and must not outlive the call.
+                with ThreadPoolExecutor(1) as other:
+                    views = other.submit(_zeros, device).result()
                 found = _counters[device] = itertools.cycle(views)
     with _lock:
         return next(found)
+
+
+def _zeros(device: torch.device) -> list[torch.Tensor]:
+    zeros = torch.zeros(COUNTERS * _APART, dtype=torch.int32, device=device)
+    torch.cuda.synchronize(device)  # other streams may launch next
+    return [zeros[n : n + 1] for n in range(0, len(zeros), _APART)]
 
 
 def descriptor(tensor: torch.Tensor, parameter: Parameter) -> Any:
