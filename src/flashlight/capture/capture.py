@@ -15,6 +15,7 @@ from flashlight import trace
 from flashlight.capture import record
 from flashlight.capture.borders import Region
 from flashlight.capture.emit import Emitted, emit, origins_of
+from flashlight.capture.layouts import wanted_order
 from flashlight.capture.normalize import (
     reject_mixed_products,
     shield_softmax,
@@ -44,6 +45,7 @@ from flashlight.options import Options
 from flashlight.pipeline import CANONICAL
 from flashlight.rewrite.canonical import InputView, canonical_sizes, canonicalize
 from flashlight.rewrite.fuse import TooLargeError
+from flashlight.runtime.gpu import GpuExecutable
 from flashlight.runtime.op import executable, token_of
 
 del _rules
@@ -147,7 +149,9 @@ def _compile(
     if isinstance(built, Refusal):
         return _located(built, where)
     taken = Taken(emitted.program, program, token, str(device), known, origins)
-    return Splice(emitted, views, sizes, program, token), taken
+    kernels = [s.kernel for s in built.steps] if isinstance(built, GpuExecutable) else []
+    orders = tuple(wanted_order(kernels, b.name) for b in program.inputs)
+    return Splice(emitted, views, orders, sizes, program, token), taken
 
 
 @lru_cache(maxsize=256)

@@ -18,6 +18,7 @@ import torch.fx
 from torch._guards import detect_fake_mode
 
 from flashlight.capture.emit import Emitted, Output
+from flashlight.capture.layouts import Order, is_elementwise
 from flashlight.ir.exprs import ZERO, Binary, Const, Expr, Size
 from flashlight.ir.nests import Program
 from flashlight.lift.extents import Extent, Sizes, UntranslatableSize, expr_of, extent_of, is_same
@@ -36,6 +37,7 @@ class Splice:
     Attributes:
         emitted: its lifted program and the FX nodes it touches.
         views: how the canonical program's inputs are views of the lifted one's.
+        orders: for each of these, the order of memory in which it is read best, if that matters.
         sizes: the lifted program's sizes, in the order in which the canonical one takes them.
         program: canonical.
         token: for the call.
@@ -43,6 +45,7 @@ class Splice:
 
     emitted: Emitted
     views: tuple[InputView, ...]
+    orders: tuple[Order | None, ...]
     sizes: tuple[Size, ...]
     program: Program
     token: str
@@ -140,7 +143,10 @@ class Writer:
             zip((b.name for b in splice.emitted.program.inputs), splice.emitted.inputs, strict=True)
         )
         device = device_of(splice.emitted.inputs)
-        ins = [self._moved(self._view(v, sources[v.source]), device) for v in splice.views]
+        ins = [
+            self._ordered(self._moved(self._view(v, sources[v.source]), device), order)
+            for v, order in zip(splice.views, splice.orders, strict=True)
+        ]
         syms = [self._size(s) for s in splice.sizes]
         outputs = splice.emitted.outputs
         op = fused_one if len(outputs) == 1 else fused
@@ -158,12 +164,12 @@ class Writer:
         for result, output in zip(results, outputs, strict=True):
             yield from self._results(result, output)
 
-    def call(self, target: Callable[..., Any], *args: Any) -> Node:
+    def call(self, target: Callable[..., Any], *args: Any, **others: Any) -> Node:
         """A node with the value it has on fake tensors."""
         with self.graph.inserting_before(self.end):
-            node = self.graph.call_function(target, args)
+            node = self.graph.call_function(target, args, others)
         with self.fake_mode or nullcontext():
-            node.meta["val"] = target(*torch.fx.map_arg(args, lambda n: n.meta["val"]))
+            node.meta["val"] = target(*torch.fx.map_arg(args, lambda n: n.meta["val"]), **others)
         return node
 
     # -- Inputs
@@ -183,6 +189,15 @@ class Writer:
         if node.meta["val"].device == device:
             return node
         return self.call(torch.ops.prims.device_put.default, node, device)
+
+    def _ordered(self, node: Node, order: Order | None) -> Node:
+        """A tensor in an order of memory, if it is computed element by element anyway."""
+        if order is None or not is_elementwise(node):
+            return node
+        turned = self.call(aten.permute.default, node, list(order))
+        copied = self.call(aten.clone.default, turned, memory_format=torch.contiguous_format)
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return self.call(aten.permute.default, copied, back)
 
     def _axis(self, node: Node, at: int, axis: AxisView) -> Node:
         if not axis.sizes:
