@@ -112,7 +112,7 @@ class Split:
                 return self._quotient(a, b, e)
             case Unary("neg", x):
                 return self._negated(x)
-            case Cast(x, dtype) if dtype.is_float and dtype_of(x).is_float:
+            case Cast(x, dtype) if _is_no_finer(x, dtype):
                 return self(x)
             case Unary("reciprocal", x):
                 return self._quotient(const(1, dtype_of(e)), x, e)
@@ -252,7 +252,7 @@ class Split:
 
     def _distributed(self, x: Expr) -> list[tuple[bool, Expr]] | None:
         match x:
-            case Cast(y, dtype) if dtype.is_float and dtype_of(y).is_float:
+            case Cast(y, dtype) if _is_no_finer(y, dtype):
                 return [(False, y)]
             case Binary("mul", a, b):
                 if self._is_sum(a):
@@ -429,6 +429,12 @@ def _rest(term: Term, like: Expr) -> Expr:
         return term.rest
     dtype = dtype_of(like).compute
     return const(1, dtype if dtype.is_float else DType.F32)
+
+
+def _is_no_finer(x: Expr, dtype: DType) -> bool:
+    """Whether a conversion of a float to another loses nothing when it is left out: what follows would not be computed more finely."""
+    source = dtype_of(x)
+    return source.is_float and dtype.is_float and (dtype is not DType.F64 or source is DType.F64)
 
 
 def _signed(x: Expr) -> tuple[bool, Expr]:
