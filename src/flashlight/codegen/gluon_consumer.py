@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from flashlight.codegen.blocks import (
     Axis,
-    Constant,
     Dot,
     Fetch,
     Slot,
     Value,
     operands,
-    walk,
 )
 from flashlight.codegen.gluon_producer import general
 from flashlight.codegen.gluon_registers import Registers
 from flashlight.codegen.gluon_shared import Copied, Shared
-from flashlight.codegen.partial_sums import PartialSum
+from flashlight.codegen.partial_sums import PartialSum, zeros_of
 from flashlight.codegen.phases import phases
 from flashlight.codegen.roles import Step, consumed
 from flashlight.codegen.spelling import hint_of, stripped
@@ -138,8 +136,7 @@ class Consumer(Registers):
     def sums_from_zero(self, step: Step) -> dict[int, str]:
         """Slots of accumulators that are 0 until the first tile's weights are there, with that 0: until then they take no registers."""
         sums = {d.result for d in step.sums}
-        ops = walk(self.kernel.body)
-        zeros = {op.result for op in ops if isinstance(op, Constant) and op.value == 0}
+        zeros = zeros_of(self.kernel)
         return {
             n: self.initial(slot)
             for n, slot in enumerate(step.loop.slots)

@@ -42,10 +42,15 @@ class PartialSum:
 def partial_sums(kernel: Kernel, rows: Axis, cols: Axis) -> list[dict[int, PartialSum]]:
     """For each loop of a chain, those of its slots that are such sums in all of them, by their number."""
     loops = [op for op in kernel.body.ops if isinstance(op, For)]
-    zeros = {op.result for op in walk(kernel.body) if isinstance(op, Constant) and op.value == 0}
+    zeros = zeros_of(kernel)
     found = [_of(loop, rows, cols) for loop in loops]
     begin = [n for n, slot in enumerate(loops[0].slots) if slot.init in zeros]
     return [{n: f[n] for n in begin if all(n in other for other in found)} for f in found]
+
+
+def zeros_of(kernel: Kernel) -> set[Value]:
+    """The constants of a kernel that are 0."""
+    return {op.result for op in walk(kernel.body) if isinstance(op, Constant) and op.value == 0}
 
 
 def _of(loop: For, rows: Axis, cols: Axis) -> dict[int, PartialSum]:

@@ -263,9 +263,8 @@ class TileStep:
         weights = tuple(dict.fromkeys(w for c in p.carries for w in c.weight))
         self.references = () if self.schedule.exact else weights
         self.clamped = self._clamped(p)
-        # Only groups of warps with their accumulators to themselves gain by not moving them.
-        found = lags(p, self.loop, self.schedule.rows, self.clamped)
-        self.lags = found if self.schedule.consumers else {}
+        if self.schedule.consumers:  # others gain nothing by not moving their accumulators
+            self.lags = lags(p, self.loop, self.schedule.rows, self.clamped)
         state = dict(self.finals)
         for c in p.carries:
             last_slot = self.slots(c)[-1]

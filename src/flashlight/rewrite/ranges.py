@@ -10,7 +10,7 @@ is a mean over all keys: then the loop also looks whether all rows of a tile hav
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import reduce
 
@@ -216,14 +216,22 @@ class _Decision:
                 self.col: _within(self.cols, across, self.col),
             },
         )
-        folds = [Carry(self.named(m.name), dims, DType.BOOL, m, tile) for m in (ANY, ALL)]
-        gives = tuple(
-            Give(self.named(f"{c.name}_of"), dims, c.dtype, Load(c.buffer, tuple(map(Index, dims))))
-            for c in folds
-        )
-        self.summaries.append(Loop(dims, (pair,), (Pass(tuple(folds), gives),)))
+        gives = self.folded(dims, pair, (ANY, ALL), tile, DType.BOOL)
         some, every = (Load(g.buffer, tuple(map(Index, dims))) for g in gives)
         return some, every
+
+    def folded(
+        self, dims: tuple[Dim, ...], over: Dim, monoids: Iterable[Monoid], body: Expr, dtype: DType
+    ) -> tuple[Give, ...]:
+        """What a new summary gives: `body` folded over a dim by each monoid, accumulated in a type."""
+        folds = tuple(Carry(self.named(m.name), dims, dtype, m, body) for m in monoids)
+        kind = dtype_of(body)
+        gives = tuple(
+            Give(self.named(f"{c.name}_of"), dims, kind, Load(c.buffer, tuple(map(Index, dims))))
+            for c in folds
+        )
+        self.summaries.append(Loop(dims, (over,), (Pass(folds, gives),)))
+        return gives
 
     def some_everywhere(self, condition: Expr) -> Expr:
         """Whether the condition is seen to hold at some column for each row of the tile."""
@@ -289,17 +297,8 @@ class _Decision:
         key = substitute(expr, {dim: Index(self.inside)}), dim.extent
         kept = tuple(sorted(free_dims(expr) - {dim}, key=lambda d: d.name))
         if key not in self.found:
-            dims = (*kept, tiles)
-            tile, kind = self.tile(expr, side), dtype_of(expr)
-            folds = [Carry(self.named(m.name), dims, DType.I64, m, tile) for m in (MIN, MAX)]
-            gives = tuple(
-                Give(
-                    self.named(f"{c.name}_of"), dims, kind, Load(c.buffer, tuple(map(Index, dims)))
-                )
-                for c in folds
-            )
-            self.summaries.append(Loop(dims, (self.inside,), (Pass(tuple(folds), gives),)))
-            self.found[key] = gives
+            dims, tile = (*kept, tiles), self.tile(expr, side)
+            self.found[key] = self.folded(dims, self.inside, (MIN, MAX), tile, DType.I64)
         index = (*map(Index, kept), Index(tiles))
         least, greatest = (Load(g.buffer, index) for g in self.found[key])
         return least, greatest
