@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from flashlight.capture.layouts import is_elementwise, wanted_order
+from flashlight.capture.layouts import access_of, is_elementwise, repacked, wanted_order
 from flashlight.codegen.blocks import Kernel
 from flashlight.codegen.lower import lower
 from flashlight.ir.text import parse_program
@@ -37,6 +37,40 @@ def test_columns_of_points_are_innermost(points: Kernel) -> None:
 @pytest.mark.parametrize("name", ["X", "Q", "K", "V"])
 def test_others_stay(points: Kernel, name: str) -> None:
     assert wanted_order([points], name) is None
+
+
+def test_access_of_a_tile_of_rows_and_columns(points: Kernel) -> None:
+    assert access_of([points], "Q").tiles == (frozenset({2, 3}),)
+    assert set(access_of([points], "Y").tiles) == {frozenset({2})}
+    assert access_of([points], "Y").order == wanted_order([points], "Y")
+
+
+HEADS_INNERMOST = (12 * 768, 1, 12)
+"""Strides of a bias [q, h, k] of 768 residues and 12 heads."""
+
+
+def test_a_bias_of_which_tiles_read_one_head_is_copied() -> None:
+    tile = frozenset({0, 2})
+    assert repacked((768, 12, 768), HEADS_INNERMOST, 2, [tile]) == (1, 0, 2)
+    assert repacked((768, 12, 768), HEADS_INNERMOST, 2, [frozenset({1, 2}), tile]) == (1, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "strides", "tiles"),
+    [
+        ((768, 12, 768), HEADS_INNERMOST, [{1, 2}]),  # all heads of some keys are one run of memory
+        ((768, 12, 768), (768, 768 * 768, 1), [{0, 2}]),  # keys are innermost
+        ((4096, 12, 4096), (12 * 4096, 1, 12), [{0, 2}]),  # far too large
+        ((64, 12, 64), (12 * 64, 1, 12), [{0, 2}]),  # so small that it does not matter
+        ((768, 12, 768), (0, 1, 12), [{0, 2}]),  # expanded
+        ((768, 2, 768), (2 * 768, 1, 2), [{0, 2}]),  # half of what is moved is used
+        ((768, 12, 768), HEADS_INNERMOST, []),  # gathered
+    ],
+)
+def test_a_tensor_stays(
+    sizes: tuple[int, ...], strides: tuple[int, ...], tiles: list[set[int]]
+) -> None:
+    assert repacked(sizes, strides, 2, [frozenset(t) for t in tiles]) is None
 
 
 def test_only_what_is_computed_element_by_element() -> None:

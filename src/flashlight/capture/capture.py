@@ -15,7 +15,7 @@ from flashlight import trace
 from flashlight.capture import record
 from flashlight.capture.borders import Region
 from flashlight.capture.emit import Emitted, emit, origins_of
-from flashlight.capture.layouts import wanted_order
+from flashlight.capture.layouts import access_of
 from flashlight.capture.normalize import (
     reject_mixed_products,
     shield_softmax,
@@ -150,8 +150,8 @@ def _compile(
         return _located(built, where)
     taken = Taken(emitted.program, program, token, str(device), known, origins)
     kernels = [s.kernel for s in built.steps] if isinstance(built, GpuExecutable) else []
-    orders = tuple(wanted_order(kernels, b.name) for b in program.inputs)
-    return Splice(emitted, views, orders, sizes, program, token), taken
+    accesses = tuple(access_of(kernels, b.name) for b in program.inputs)
+    return Splice(emitted, views, accesses, sizes, program, token), taken
 
 
 @lru_cache(maxsize=256)

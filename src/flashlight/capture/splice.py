@@ -18,7 +18,7 @@ import torch.fx
 from torch._guards import detect_fake_mode
 
 from flashlight.capture.emit import Emitted, Output
-from flashlight.capture.layouts import Order, is_elementwise
+from flashlight.capture.layouts import Access, Order, is_elementwise, likely, repacked
 from flashlight.ir.exprs import ZERO, Binary, Const, Expr, Size
 from flashlight.ir.nests import Program
 from flashlight.lift.extents import Extent, Sizes, UntranslatableSize, expr_of, extent_of, is_same
@@ -37,7 +37,7 @@ class Splice:
     Attributes:
         emitted: its lifted program and the FX nodes it touches.
         views: how the canonical program's inputs are views of the lifted one's.
-        orders: for each of these, the order of memory in which it is read best, if that matters.
+        accesses: how its kernels read each of these.
         sizes: the lifted program's sizes, in the order in which the canonical one takes them.
         program: canonical.
         token: for the call.
@@ -45,10 +45,22 @@ class Splice:
 
     emitted: Emitted
     views: tuple[InputView, ...]
-    orders: tuple[Order | None, ...]
+    accesses: tuple[Access, ...]
     sizes: tuple[Size, ...]
     program: Program
     token: str
+
+
+def _order_for(node: Node, access: Access) -> Order | None:
+    """The order of memory that a tensor should have and does not have, or None."""
+    if access.order is not None and is_elementwise(node):
+        return access.order
+    tensor = node.meta["val"]
+    sizes, strides = ([likely(n) for n in x] for x in (tensor.shape, tensor.stride()))
+    if None in sizes or None in strides:
+        return None
+    known = [n for n in sizes if n is not None], [n for n in strides if n is not None]
+    return repacked(*known, tensor.dtype.itemsize, access.tiles)
 
 
 def acyclic(splices: Sequence[Splice]) -> list[Splice]:
@@ -144,8 +156,8 @@ class Writer:
         )
         device = device_of(splice.emitted.inputs)
         ins = [
-            self._ordered(self._moved(self._view(v, sources[v.source]), device), order)
-            for v, order in zip(splice.views, splice.orders, strict=True)
+            self._ordered(self._moved(self._view(v, sources[v.source]), device), access)
+            for v, access in zip(splice.views, splice.accesses, strict=True)
         ]
         syms = [self._size(s) for s in splice.sizes]
         outputs = splice.emitted.outputs
@@ -190,9 +202,10 @@ class Writer:
             return node
         return self.call(torch.ops.prims.device_put.default, node, device)
 
-    def _ordered(self, node: Node, order: Order | None) -> Node:
-        """A tensor in an order of memory, if it is computed element by element anyway."""
-        if order is None or not is_elementwise(node):
+    def _ordered(self, node: Node, access: Access) -> Node:
+        """A tensor in the order of memory in which it is read best, if that costs less than it spares."""
+        order = _order_for(node, access)
+        if order is None:
             return node
         turned = self.call(aten.permute.default, node, list(order))
         copied = self.call(aten.clone.default, turned, memory_format=torch.contiguous_format)
