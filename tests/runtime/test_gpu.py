@@ -13,9 +13,11 @@ import torch
 from flashlight.errors import CompileError, Refusal
 from flashlight.ir.text import parse_program
 from flashlight.options import Options
-from flashlight.rewrite.schedule import HOPPER, Schedule
+from flashlight.rewrite.schedule import AMPERE, HOPPER, Schedule
+from flashlight.rewrite.shapes import WRITTEN_OUT
 from flashlight.rewrite.tile import candidates, instances
 from flashlight.runtime import gpu, launch, op
+from flashlight.runtime.tune import HOW_MANY, variations
 from tests.support.loops import CASES, DOT, attention
 
 HINTS = {"S": 4096, "T": 4096}
@@ -114,6 +116,35 @@ def test_sizes_that_change_are_planned_for_as_long() -> None:
     assert candidates(changing, few, HOPPER)[0].row_block == 16
     grouped = parse_program(CASES["decode"].program)
     assert len(gpu.with_split_keys(grouped, {"S": 1, "T": 40}, HOPPER).loops) == 2
+
+
+@pytest.mark.parametrize("dims", [16, 64, 256])
+def test_rows_of_f32_products_are_not_shared_by_two_groups_of_warps(dims: int) -> None:
+    """Triton 3.6 compiles such kernels to wrong ones for Hopper."""
+
+    def shared(dtype: str) -> list[Schedule]:
+        text = attention(D=dims, E=dims).replace("f16", dtype)
+        found = variations(candidates(parse_program(text).loops[0], HINTS, HOPPER), "max")
+        return [s for s in found if s.row_block == 64 and s.warps == 8]
+
+    assert not shared("f32")
+    assert shared("f16")
+
+
+def test_other_devices_multiply_16_rows_at_once() -> None:
+    text = attention().replace("f16", "f32")
+    found = candidates(parse_program(text).loops[0], HINTS, AMPERE)
+    assert any(s.row_block == 64 and s.warps == 8 for s in found)
+
+
+def test_sums_over_pairs_that_are_written_out_come_without_descriptors() -> None:
+    gap = "sum(p: (P[b, h, q, p] - R[b, h, k, p]) * (P[b, h, q, p] - R[b, h, k, p]))"
+    points = ("P: f16[2, 2, S, 3]", "R: f16[2, 2, T, 3]")
+    program = parse_program(attention(f"{DOT} - {gap}", points, dims=", p: 3"))
+    found = candidates(program.loops[0], HINTS, HOPPER)
+    assert not any(s.tma for s in found)
+    tried = [(s.row_block, s.col_block, s.warps, s.stages) for s in found[: HOW_MANY["quick"]]]
+    assert set(WRITTEN_OUT) <= set(tried)
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,14 @@ def _room(f: Footprint, consumers: int, col_block: int, stages: int) -> int:
     return rows * f.per_row + stages * ring + 2 * rows * f.accumulated + 2048
 
 
+WRITTEN_OUT: tuple[Shape, ...] = ((16, 64, 4, 1), (16, 64, 8, 1), (16, 64, 4, 3), (16, 32, 8, 1))
+"""Shapes for sums over pairs that are written out, such as distances of points: many small tiles, each used once. They come by
+ordinary loads, as a descriptor's tile costs two barriers, and small row tiles hide how long those take."""
+
+
 def choices(f: Footprint, points: int, length: int, device: Device) -> list[tuple[Shape, bool]]:
     """(shape, whether descriptors may fetch its tiles), the preferred first: cut to the extents, those that fill the device first."""
-    found = [(shape, True) for shape in _shapes(f, points, device)]
+    found = [(shape, not f.wide) for shape in _shapes(f, points, device)]
     if f.pair_width or not f.accumulates:
         return found
     most = f.row_cap
@@ -63,8 +68,21 @@ def choices(f: Footprint, points: int, length: int, device: Device) -> list[tupl
         found = [(shape, False) for shape in _short_shapes(f, most)] + found
     col_cap = max(16, power_of_two(f.col_count))
     found = [x for x in found if x[0][0] <= most] + found
+    if f.wide:
+        found[1:1] = [(shape, False) for shape in WRITTEN_OUT]
     cut = [((min(r, f.row_cap), min(c, col_cap), w, s), d) for (r, c, w, s), d in found]
+    if f.single != 0.5 and device.tma:
+        cut = [x for x in cut if not _is_shared_by_groups(*x[0])]
     return list(dict.fromkeys(cut))
+
+
+def _is_shared_by_groups(rows: int, cols: int, warps: int, stages: int) -> bool:
+    """Whether two groups of four warps share the rows of one product instruction of a Hopper.
+
+    Triton 3.6 has the second group read beyond an operand's shared memory where a product of f32 is three of TF32: seen on an H200
+    as wrong results and as an address out of range.
+    """
+    return warps == 8 and rows == CONSUMER_ROWS
 
 
 def _shapes(f: Footprint, points: int, device: Device) -> list[Shape]:
