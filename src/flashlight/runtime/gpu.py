@@ -490,6 +490,15 @@ class _Trials:
                 self.made[s] = self.step.plan(s, self.facts)
         compile_all(self.made.values(), self.tensors, self.sizes)
 
+    @property
+    def tolerance(self) -> float:
+        """Mean difference of results, beside their mean, that rounding explains. A schedule that Triton 3.6 compiled wrongly for
+        f32 was off by 3e-4.
+        """
+        floats = {t.dtype for t in self.tensors.values() if t.is_floating_point()}
+        exact = floats <= {torch.float32, torch.float64} and self.facts.precision != "tf32"
+        return 5e-5 if exact else 1e-2
+
     def __call__(self, schedule: Schedule, timed: bool) -> Trial | None:
         """What came of a schedule, or None where it does not compile or does not fit the device."""
         try:
@@ -512,7 +521,8 @@ class _Trials:
         names = [g.name for g in self.step.loop.gives]
         if not self.reference:
             self.reference.update({n: self.tensors[n].clone() for n in names})
-        agrees = all(_close(self.tensors[n], self.reference[n]) for n in names)
+        most = self.tolerance
+        agrees = all(_close(self.tensors[n], self.reference[n], most) for n in names)
         device = next(iter(self.tensors.values())).device
         given = list(self.tensors.values())
         time = milliseconds(lambda: launch and launch(given), device)
@@ -729,8 +739,8 @@ def milliseconds(run: Callable[[], object], device: torch.device) -> float:
         return min([least, *times(max(0, more))])
 
 
-def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two results of one program agree up to rounding, NaN places included."""
+def _close(a: torch.Tensor, b: torch.Tensor, most: float) -> bool:
+    """Whether two results of one program agree up to `most` (mean difference beside the mean), NaN places included."""
     if not a.is_floating_point():
         return bool(torch.equal(a, b))
     x, y = a.double(), b.double()
@@ -738,4 +748,4 @@ def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     x, y = x.nan_to_num(0.0), y.nan_to_num(0.0)
     size = float(y.abs().mean()) + 1e-30
-    return float((x - y).abs().mean()) <= 1e-2 * size
+    return float((x - y).abs().mean()) <= most * size
