@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial, reduce
 from typing import Any
 
 import torch
 import torch.fx
 
 from flashlight.ir.dtypes import DType
-from flashlight.ir.exprs import ZERO, Binary, Dim, Expr, Index, Select, add, const
+from flashlight.ir.exprs import (
+    ZERO,
+    Binary,
+    Const,
+    Dim,
+    Expr,
+    Index,
+    Select,
+    add,
+    const,
+    is_literal,
+)
 from flashlight.ir.monoids import ANY
 from flashlight.ir.visit import free_dims
 from flashlight.lift import values
 from flashlight.lift.extents import Extent, expr_of, is_one, is_same
 from flashlight.lift.lift import Lifter, NoRuleError, common_factors, rule
 from flashlight.lift.rules.pointwise import exactly
-from flashlight.lift.values import Factors, Position, Positions, Value, digit, fold, plus
+from flashlight.lift.values import Factors, Position, Positions, Value, digit, fold, minus, plus
 from flashlight.rewrite.simplify import simplify
 
 aten = torch.ops.aten
@@ -103,8 +115,10 @@ def _index_put(
     """`x[mask] = new` where all places that the mask selects get the same: a select. The same for a list of positions."""
     source, written, dtype = lift.tensor(x), lift.tensor(new), lift.dtype(node)
     masks = [(axis, lift.tensor(i)) for axis, i in enumerate(index) if i is not None]
-    if accumulate or len(masks) != 1:
-        raise NoRuleError("writing at positions of several axes")
+    if accumulate:
+        raise NoRuleError("adding at positions")
+    if len(masks) > 1:
+        return _put_at_places(lift, node, source, {a: _integer(i) for a, i in masks}, written)
     first, mask = masks[0]
     # Axes of the selection: those of the mask are one, those of positions stand for the axis that they are of.
     own = 1 if mask.dtype is DType.BOOL else len(mask.shape)
@@ -122,6 +136,77 @@ def _index_put(
         return Select(mask.at(out[first:after]), exactly(element, dtype), source.at(out))
 
     return lift.make(node, source.shape, body, dtype, factors=source.factors)
+
+
+def _put_at_places(
+    lift: Lifter, node: torch.fx.Node, source: Value, where: dict[int, Value], written: Value
+) -> Value:
+    """`x[rows, columns] = new`, with lists of positions that are combined along axes of their own, or run along a diagonal.
+
+    Of lists that share an axis one must be its positions in order, so that where it is written says where the others are read.
+    """
+    dtype = lift.dtype(node)
+    rank = max(len(i.shape) for i in where.values())
+    varying = {a: [n for n in range(rank) if _varies_at(i, n, rank)] for a, i in where.items()}
+    if any(len(axes) > 1 for axes in varying.values()):
+        raise NoRuleError("writing at positions of a table")
+    listed: dict[int, Value] = {}
+    solved: dict[int, tuple[int, Expr, Extent]] = {}
+    for n in range(rank):
+        sharing = [a for a, axes in varying.items() if axes == [n]]
+        if len(sharing) > 1:
+            solved[n] = _solver(where, sharing, n, rank)
+        elif sharing:
+            (axis,) = sharing
+            listed[axis] = _is_listed(lift, node, where[axis], source.shape[axis])
+    first = _place(sorted(where))
+    kept = [axis for axis in range(len(source.shape)) if axis not in where]
+    missing = len(kept) + rank - len(written.shape)
+    loose = [n for n in range(rank) if n not in solved and first + n - missing >= 0]
+    if any(_varies(written, first + n - missing) for n in loose):
+        raise NoRuleError("an element for each place that is chosen")
+
+    def body(out: Positions, _: Positions) -> Expr:
+        along: list[Position] = [()] * rank
+        here: list[Expr] = []
+        for n, (axis, offset, count) in solved.items():
+            number = minus(fold(out[axis]), offset)
+            along[n] = digit(number, count)
+            if not is_literal(offset, 0) or not is_same(count, source.shape[axis]):
+                here += [Binary("ge", number, ZERO), Binary("lt", number, expr_of(count))]
+        for axis, i in where.items():
+            if axis in listed:
+                here.append(listed[axis].at([out[axis]]))
+            elif axis not in [a for a, _, _ in solved.values()]:
+                at = wrapped(i.at(along[rank - len(i.shape) :]), source.shape[axis])
+                here.append(Binary("eq", fold(out[axis]), at))
+        places = [out[axis] for axis in kept]
+        places[first:first] = along
+        element = exactly(written.at(places[missing:]), dtype)
+        return Select(reduce(partial(Binary, "and"), here), element, source.at(out))
+
+    return lift.make(node, source.shape, body, dtype, factors=source.factors)
+
+
+def _varies_at(x: Value, axis: int, rank: int) -> bool:
+    """Whether elements may differ along an axis of the shape that `x` is broadcast to, of `rank` axes."""
+    own = axis - (rank - len(x.shape))
+    return own >= 0 and _varies(x, own)
+
+
+def _solver(
+    where: dict[int, Value], sharing: Sequence[int], axis: int, rank: int
+) -> tuple[int, Expr, Extent]:
+    """Of lists that vary along one axis, one that counts: where it writes, at which position it begins, and how many there are."""
+    for at in sharing:
+        x = where[at]
+        own = axis - (rank - len(x.shape))
+        along = Dim("along", expr_of(x.shape[own]))
+        places = [digit(Index(along), n) if m == own else () for m, n in enumerate(x.shape)]
+        offset = simplify(minus(x.at(places), Index(along)))
+        if isinstance(offset, Const) and isinstance(offset.value, int) and offset.value >= 0:
+            return at, offset, x.shape[own]
+    raise NoRuleError("writing at pairs of positions")
 
 
 def _varies(x: Value, axis: int) -> bool:
