@@ -13,6 +13,7 @@ from flashlight.ir.nests import Program
 from flashlight.ir.text import parse_program
 from flashlight.ir.verify import verify
 from flashlight.ir.visit import reads
+from flashlight.pipeline import optimize, prepare
 from flashlight.rewrite.schedule import HOPPER
 from flashlight.rewrite.split_accumulators import closures, components, split_accumulators
 from flashlight.runtime import gpu
@@ -87,6 +88,51 @@ def test_the_largest_part_is_handed_on() -> None:
     assert "A0[b, h, q, e] / l0[b, h, q] * lam[h]" in str(first.gives[0])
     (last,) = second.gives
     assert reads(last.expr) == {"A0_final", "A1", "l1", "m0_final"}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
+def test_what_is_handed_on_is_rounded_as_the_program_rounds_it(dtype: str) -> None:
+    """A product that eager stores in 16 bits is stored in 16 bits, and scaled by what reads it."""
+    program = prepare(lifted(dtype))[0]
+    optimized = optimize(program)
+    assert isinstance(optimized, Program)
+    (loop,) = optimized.loops
+    first, second = split_accumulators(optimized, loop, components(loop)).loops
+    (given,) = first.gives
+    assert given.dtype.value == dtype
+    (last,) = second.gives
+    (scale,) = (b.name for b in optimized.inputs if len(b.shape) == 1)
+    assert (scale in reads(last.expr)) == (dtype != "f32")
+
+
+def lifted(dtype: str) -> Program:
+    """Two softmaxes; the first product is scaled by a number for each head before the other is subtracted."""
+    score = "sum(d: {}[h, q, d] * {}[h, k, d])"
+    softmax = "exp(s{0}[h, q, k] - m{0}[h, q]) / l{0}[h, q]"
+    nests = [
+        line.format(n)
+        for n in "01"
+        for line in (
+            f"nest s{{0}} (h, q, k) f32: {score.format('Q{0}', 'K{0}')}",
+            "nest m{0} (h, q | k) f32: max s{0}[h, q, k]",
+            "nest l{0} (h, q | k) f32: sum exp(s{0}[h, q, k] - m{0}[h, q])",
+            f"nest A{{0}} (h, q, e | k) {dtype}: sum {dtype}({softmax}) * V[h, k, e]",
+        )
+    ]
+    inputs = [f"input {name}: {dtype}[4, 256, 32]" for name in ("Q0", "Q1", "K0", "K1", "V")]
+    return parse_program(
+        "\n  ".join(
+            [
+                "program p",
+                "dim h: 4, q: 256, k: 256, e: 32, d: 32",
+                *inputs,
+                f"input scale: {dtype}[4]",
+                *nests,
+                f"nest y (h, q, e) {dtype}: {dtype}(A0[h, q, e] * scale[h]) - A1[h, q, e]",
+                "output y",
+            ]
+        )
+    )
 
 
 def test_two_parts_of_one_accumulator_have_names_of_their_own() -> None:

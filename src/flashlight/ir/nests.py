@@ -130,11 +130,14 @@ class Loop:
     Attributes:
         kept: big dims left of the bar (grid and rows).
         loop: big dims right of it.
+        rounded: values made of finals that the program rounds to 16 bits, and to which type: none needs more where it is stored.
+            Never part of equality or of the text.
     """
 
     kept: tuple[Dim, ...]
     loop: tuple[Dim, ...]
     passes: tuple[Pass, ...]
+    rounded: tuple[tuple[Expr, DType], ...] = field(default=(), compare=False)
 
     def __repr__(self) -> str:
         return _text("print_statement", self)

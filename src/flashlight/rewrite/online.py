@@ -14,6 +14,7 @@ from flashlight.ir.visit import free_dims, reads, replace_loads, substitute, wal
 from flashlight.rewrite.accumulate import Accumulation
 from flashlight.rewrite.bits import (
     NO_ROUNDING,
+    SIXTEEN,
     Rounding,
     is_tame,
     may_be_operand,
@@ -95,6 +96,8 @@ def online(
                 if n.name in wanted
             ]
         )
+        rounded = [(builder.values[n.name][1], n.dtype) for n in nests if n.dtype in SIXTEEN]
+        result = replace(result, rounded=tuple(rounded))
         return Choice(result, dots_of(result), len(result.carries)), builder
 
     first, builder = build({}, frozenset())

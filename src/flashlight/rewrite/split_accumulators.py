@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
-from flashlight.ir.exprs import Dim, Expr, Index, Load, dtype_of
+from flashlight.ir.exprs import ZERO, Cast, Dim, Expr, Index, Load, dtype_of
 from flashlight.ir.nests import Carry, Give, Loop, Pass, Program, Statement
 from flashlight.ir.visit import (
     children,
@@ -15,6 +15,8 @@ from flashlight.ir.visit import (
     reads,
     rebuild,
     replace_loads,
+    substitute,
+    walk,
 )
 
 Sets = Sequence[Sequence[Carry]]
@@ -164,7 +166,8 @@ class _Handed:
         self.own = own
         self.parts = parts
         self.taken = taken
-        self.given: dict[Expr, Load] = {}
+        self.given: dict[Expr, Expr] = {}
+        self.rounded = dict(loop.rounded)
 
     def without(self, expr: Expr) -> Expr:
         """An expression that reads what is given in place of early carries."""
@@ -174,11 +177,13 @@ class _Handed:
         if isinstance(expr, Load) and expr.buffer.name in self.carries:
             carry = self.carries[expr.buffer.name]
             whole = Load(carry.buffer, tuple(map(Index, carry.dims)))
-            return Load(self.give(whole, carry.dims).buffer, expr.index)
+            mapping = dict(zip(carry.dims, expr.index, strict=True))
+            return substitute(self.give(whole, carry.dims), mapping)
         dims = tuple(
             dict.fromkeys(d for n in self.carries if n in read for d in self.carries[n].dims)
         )
-        if self.early(read) is not None and free_dims(expr) == set(dims) and self.is_plain(expr):
+        is_early = self.early(read) is not None and free_dims(expr) == set(dims)
+        if is_early and self.is_plain(expr) and not self.has_rounded_part(expr):
             return self.give(expr, dims)
         return rebuild(expr, tuple(map(self.without, children(expr))))
 
@@ -186,12 +191,26 @@ class _Handed:
         """The gives of the early loop that has all of some carries."""
         return next((g for members, g in self.parts if read <= {c.name for c in members}), None)
 
+    def has_rounded_part(self, expr: Expr) -> bool:
+        """Whether all that it reads of carries is in a part that the program rounds, which takes half of the memory."""
+        if expr in self.rounded:
+            return False
+        parts = {x for x in walk(expr) if x in self.rounded}
+
+        def without(node: Expr) -> Expr:
+            return (
+                ZERO if node in parts else rebuild(node, tuple(without(x) for x in children(node)))
+            )
+
+        return len(parts) == 1 and not reads(without(expr)) & self.carries.keys()
+
     def is_plain(self, expr: Expr) -> bool:
         """Whether it reads each carry at its own dims."""
         found = [x for x in loads(expr) if x.buffer.name in self.carries]
         return all(x.index == tuple(map(Index, self.carries[x.buffer.name].dims)) for x in found)
 
-    def give(self, expr: Expr, dims: tuple[Dim, ...]) -> Load:
+    def give(self, expr: Expr, dims: tuple[Dim, ...]) -> Expr:
+        """What the last loop reads in place of an expression: rounded where the program rounds it."""
         if expr not in self.given:
             read = reads(expr) & self.carries.keys()
             widest = max(
@@ -201,8 +220,10 @@ class _Handed:
             assert gives is not None
             name = fresh_name(f"{widest.name}_final", self.taken)
             self.taken.add(name)
-            gives.append(Give(name, dims, dtype_of(expr), expr))
-            self.given[expr] = Load(gives[-1].buffer, tuple(map(Index, dims)))
+            whole = dtype_of(expr)
+            gives.append(Give(name, dims, self.rounded.get(expr, whole), expr))
+            load = Load(gives[-1].buffer, tuple(map(Index, dims)))
+            self.given[expr] = load if load.buffer.dtype is whole else Cast(load, whole)
         return self.given[expr]
 
 
