@@ -7,27 +7,34 @@ import re
 import pytest
 import torch
 
-from flashlight.capture.layouts import access_of, is_elementwise, repacked, wanted_order
+from flashlight.capture.layouts import Access, access_of, is_elementwise, repacked, wanted_order
 from flashlight.codegen.blocks import Kernel
 from flashlight.codegen.lower import lower
 from flashlight.ir.text import parse_program
+from flashlight.rewrite.schedule import HOPPER
 from flashlight.rewrite.tile import default_schedule
+from flashlight.runtime import gpu
 from tests.support.inductor_process import generated_code
 from tests.support.loops import DOT, attention
 
 POINTS = "sum(p, x: (X[b, h, q, p, x] - Y[b, h, k, p, x]) * (X[b, h, q, p, x] - Y[b, h, k, p, x]))"
 
 
+POINTS_PROGRAM = attention(
+    f"{DOT} - {POINTS}", ("X: f16[2, 2, S, 4, 3]", "Y: f16[2, 2, T, 4, 3]"), dims=", p: 4, x: 3"
+)
+HINTS = {"S": 1024, "T": 1024}
+
+
 def kernel(text: str) -> Kernel:
     program = parse_program(text)
     (loop,) = program.loops
-    return lower(loop, default_schedule(loop, {"S": 1024, "T": 1024}), "kernel")
+    return lower(loop, default_schedule(loop, HINTS), "kernel")
 
 
 @pytest.fixture(scope="module")
 def points() -> Kernel:
-    inputs = ("X: f16[2, 2, S, 4, 3]", "Y: f16[2, 2, T, 4, 3]")
-    return kernel(attention(f"{DOT} - {POINTS}", inputs, dims=", p: 4, x: 3"))
+    return kernel(POINTS_PROGRAM)
 
 
 def test_columns_of_points_are_innermost(points: Kernel) -> None:
@@ -40,9 +47,15 @@ def test_others_stay(points: Kernel, name: str) -> None:
 
 
 def test_access_of_a_tile_of_rows_and_columns(points: Kernel) -> None:
-    assert access_of([points], "Q").tiles == (frozenset({2, 3}),)
-    assert set(access_of([points], "Y").tiles) == {frozenset({2})}
-    assert access_of([points], "Y").order == wanted_order([points], "Y")
+    program = parse_program(POINTS_PROGRAM)
+    step = gpu.Step.of(
+        program, 0, gpu.schedules_for(program, program.loops[0], HINTS, HOPPER), "off"
+    )
+    tiles = HINTS["S"] // step.schedules[0].row_block
+    assert access_of([step], "Q", HINTS) == Access(None, ((frozenset({2, 3}), 1),))
+    assert access_of([step], "K", HINTS) == Access(None, ((frozenset({2, 3}), tiles),))
+    found = access_of([step], "Y", HINTS)
+    assert found == Access(wanted_order([points], "Y"), ((frozenset({2}), tiles),))
 
 
 HEADS_INNERMOST = (12 * 768, 1, 12)
@@ -50,9 +63,22 @@ HEADS_INNERMOST = (12 * 768, 1, 12)
 
 
 def test_a_bias_of_which_tiles_read_one_head_is_copied() -> None:
-    tile = frozenset({0, 2})
+    tile, heads = (frozenset({0, 2}), 1), (frozenset({1, 2}), 1)
     assert repacked((768, 12, 768), HEADS_INNERMOST, 2, [tile]) == (1, 0, 2)
-    assert repacked((768, 12, 768), HEADS_INNERMOST, 2, [frozenset({1, 2}), tile]) == (1, 0, 2)
+    assert repacked((768, 12, 768), HEADS_INNERMOST, 2, [heads, tile]) == (1, 0, 2)
+
+
+def test_a_bias_that_all_rows_of_an_alignment_share_is_copied() -> None:
+    """Four heads waste little, but the tiles of 512 rows fetch it."""
+    strides = (1, 4 * 512, 4)
+    assert repacked((4, 512, 512), strides, 2, [(frozenset({1, 2}), 1)]) is None
+    assert repacked((4, 512, 512), strides, 2, [(frozenset({1, 2}), 512)]) == (0, 1, 2)
+
+
+def test_a_large_tensor_is_copied_beside_a_larger_one() -> None:
+    sizes, strides, tiles = (4, 2048, 2048), (1, 4 * 2048, 4), [(frozenset({1, 2}), 512)]
+    assert repacked(sizes, strides, 2, tiles, largest=128 << 20) is None
+    assert repacked(sizes, strides, 2, tiles, largest=512 << 20) == (0, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +96,7 @@ def test_a_bias_of_which_tiles_read_one_head_is_copied() -> None:
 def test_a_tensor_stays(
     sizes: tuple[int, ...], strides: tuple[int, ...], tiles: list[set[int]]
 ) -> None:
-    assert repacked(sizes, strides, 2, [frozenset(t) for t in tiles]) is None
+    assert repacked(sizes, strides, 2, [(frozenset(t), 1) for t in tiles]) is None
 
 
 def test_only_what_is_computed_element_by_element() -> None:

@@ -149,8 +149,8 @@ def _compile(
     if isinstance(built, Refusal):
         return _located(built, where)
     taken = Taken(emitted.program, program, token, str(device), known, origins)
-    kernels = [s.kernel for s in built.steps] if isinstance(built, GpuExecutable) else []
-    accesses = tuple(access_of(kernels, b.name) for b in program.inputs)
+    steps = built.steps if isinstance(built, GpuExecutable) else ()
+    accesses = tuple(access_of(steps, b.name, known) for b in program.inputs)
     return Splice(emitted, views, accesses, sizes, program, token), taken
 
 

@@ -8,13 +8,17 @@ spares much more: a bias of pairs with the heads innermost, of which each tile r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.fx
 
 from flashlight.codegen.blocks import Fetch, Gather, Kernel, Point, Span, walk
+from flashlight.rewrite.footprint import fetched_loads
+from flashlight.rewrite.tile import times_fetched
+from flashlight.runtime.gpu import Step
 
 Order = tuple[int, ...]
 """Axes of a tensor from the outermost to the innermost."""
@@ -23,7 +27,10 @@ SECTOR = 32
 """Bytes that a device moves at least."""
 
 SMALL = 16 << 20
-"""Bytes up to which a tensor may be copied: far less than a second-level cache holds, and little beside a program's tensors."""
+"""Bytes up to which any tensor may be copied: far less than a second-level cache holds, and little beside a program's tensors."""
+
+SLIGHT = 8
+"""A larger one may be, if another is larger still by this factor."""
 
 SPARED = 8 << 20
 """Bytes that a copy must spare: moving them takes about as long as launching a kernel."""
@@ -35,31 +42,39 @@ class Access:
 
     Attributes:
         order: the order of memory in which tiles of columns are read best, if that matters.
-        tiles: for each place that fetches tiles, the axes along which they lie; empty where some are gathered.
+        tiles: the axes along which tiles of it lie, and how many program instances fetch each; empty where some are gathered.
     """
 
     order: Order | None = None
-    tiles: tuple[frozenset[int], ...] = ()
+    tiles: tuple[tuple[frozenset[int], int], ...] = ()
 
 
-def access_of(kernels: Iterable[Kernel], name: str) -> Access:
-    """How block programs read a buffer."""
-    kernels = tuple(kernels)
-    found = [
-        op
-        for kernel in kernels
-        for op in walk(kernel.body)
-        if isinstance(op, Fetch) and op.buffer.name == name
-    ]
-    tiles = tuple(
-        frozenset(n for n, s in enumerate(op.index) if isinstance(s, Span)) for op in found
-    )
-    gathered = any(isinstance(s, Gather) for op in found for s in op.index)
-    return Access(wanted_order(kernels, name), () if gathered else tiles)
+def access_of(steps: Sequence[Step], name: str, hints: Mapping[str, int]) -> Access:
+    """How kernels read a buffer, at the likely sizes."""
+    tiles: list[tuple[frozenset[int], int]] = []
+    for step in steps:
+        found = fetches_of(step.kernel, name)
+        if any(isinstance(s, Gather) for op in found for s in op.index):
+            tiles.clear()
+            break
+        loads = [load for load in fetched_loads(step.loop) if load.buffer.name == name]
+        times = max((times_fetched(load, step.schedules[0], hints) for load in loads), default=1)
+        axes = (frozenset(n for n, s in enumerate(op.index) if isinstance(s, Span)) for op in found)
+        tiles += [(a, times) for a in dict.fromkeys(axes)]
+    return Access(wanted_order([step.kernel for step in steps], name), tuple(tiles))
+
+
+def fetches_of(kernel: Kernel, name: str) -> list[Fetch]:
+    """Where a block program reads a buffer."""
+    return [op for op in walk(kernel.body) if isinstance(op, Fetch) and op.buffer.name == name]
 
 
 def repacked(
-    sizes: Sequence[int], strides: Sequence[int], itemsize: int, tiles: Sequence[frozenset[int]]
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    itemsize: int,
+    tiles: Sequence[tuple[frozenset[int], int]],
+    largest: int = 0,
 ) -> Order | None:
     """The order of memory to which a tensor is copied before tiles of it are read, or None where it stays as it is.
 
@@ -68,43 +83,38 @@ def repacked(
         strides: of its axes, in elements.
         itemsize: bytes of an element.
         tiles: see `Access`.
+        largest: bytes of the largest tensor beside it.
     """
     axes = range(len(sizes))
-    total = itemsize
-    for n in sizes:
-        total *= n
+    total = itemsize * math.prod(sizes)
     expanded = any(s == 0 and n > 1 for n, s in zip(sizes, strides, strict=True))
-    if not total or total > SMALL or expanded or not tiles:
+    if not total or total > max(SMALL, largest // SLIGHT) or expanded:
         return None
 
     def moved(strides: Sequence[int]) -> float:
-        """Bytes that are moved if each tile reads the tensor once."""
+        """Bytes that tiles move."""
         found = 0.0
-        for tile in tiles:
+        for tile, times in tiles:
             near = min((strides[a] for a in tile if sizes[a] > 1), default=1)
-            found += total * min(SECTOR / itemsize, near)
+            found += total * times * min(SECTOR / itemsize, near)
         return found
 
     best: tuple[float, Order] | None = None
-    for tile in dict.fromkeys(tiles):
+    for tile, _ in tiles:
         falling = sorted(axes, key=lambda a: (a in tile, -strides[a]))
-        packed = [0] * len(sizes)
-        step = 1
-        for a in reversed(falling):
-            packed[a] = step
-            step *= sizes[a]
+        packed = [math.prod(sizes[b] for b in falling[falling.index(a) + 1 :]) for a in axes]
         spared = moved(strides) - moved(packed) - 2 * total
         if spared > max(SPARED, 2 * total) and (best is None or spared > best[0]):
             best = spared, tuple(falling)
     return best[1] if best is not None else None
 
 
-def likely(size: int | torch.SymInt) -> int | None:
-    """A size or stride at the first call, without a guard; None where it is not known."""
+def likely(size: int | torch.SymInt) -> int:
+    """A size or stride at the first call, without a guard; 0 where it is not known, so that nothing is copied for it."""
     if isinstance(size, int):
         return size
     found = size.node.hint
-    return None if found is None else int(found)
+    return 0 if found is None else int(found)
 
 
 def wanted_order(kernels: Iterable[Kernel], name: str) -> Order | None:
@@ -114,12 +124,7 @@ def wanted_order(kernels: Iterable[Kernel], name: str) -> Order | None:
         kernels: block programs that read it.
         name: of the buffer.
     """
-    found = [
-        op
-        for kernel in kernels
-        for op in walk(kernel.body)
-        if isinstance(op, Fetch) and op.buffer.name == name
-    ]
+    found = [op for kernel in kernels for op in fetches_of(kernel, name)]
     columns = {
         n
         for op in found

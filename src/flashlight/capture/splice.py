@@ -5,6 +5,7 @@ Nothing is changed before everything is known to fit: new nodes are dead until t
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -51,16 +52,19 @@ class Splice:
     token: str
 
 
-def _order_for(node: Node, access: Access) -> Order | None:
-    """The order of memory that a tensor should have and does not have, or None."""
+def _order_for(node: Node, access: Access, largest: int) -> Order | None:
+    """The order of memory that a tensor should have and does not have, or None; `largest`: bytes of the largest one beside it."""
     if access.order is not None and is_elementwise(node):
         return access.order
     tensor = node.meta["val"]
     sizes, strides = ([likely(n) for n in x] for x in (tensor.shape, tensor.stride()))
-    if None in sizes or None in strides:
-        return None
-    known = [n for n in sizes if n is not None], [n for n in strides if n is not None]
-    return repacked(*known, tensor.dtype.itemsize, access.tiles)
+    return repacked(sizes, strides, tensor.dtype.itemsize, access.tiles, largest)
+
+
+def _bytes(node: Node) -> int:
+    """Of a tensor, at the likely sizes."""
+    tensor = node.meta["val"]
+    return math.prod(map(likely, tensor.shape)) * int(tensor.dtype.itemsize)
 
 
 def acyclic(splices: Sequence[Splice]) -> list[Splice]:
@@ -148,6 +152,7 @@ class Writer:
         )
         self._symbols = dict(self._symbol_nodes())
         self._made: dict[Expr, Any] = {}
+        self._packed: dict[tuple[Node, InputView, Order], Node] = {}
 
     def write(self, splice: Splice) -> Iterator[tuple[Node, Node]]:
         """The call of one region; yields what replaces each root."""
@@ -155,9 +160,12 @@ class Writer:
             zip((b.name for b in splice.emitted.program.inputs), splice.emitted.inputs, strict=True)
         )
         device = device_of(splice.emitted.inputs)
+        ins = [self._moved(self._view(v, sources[v.source]), device) for v in splice.views]
+        largest = max(map(_bytes, ins))
+        keys = [(sources[v.source], v) for v in splice.views]
         ins = [
-            self._ordered(self._moved(self._view(v, sources[v.source]), device), access)
-            for v, access in zip(splice.views, splice.accesses, strict=True)
+            self._ordered(node, access, largest, key)
+            for node, access, key in zip(ins, splice.accesses, keys, strict=True)
         ]
         syms = [self._size(s) for s in splice.sizes]
         outputs = splice.emitted.outputs
@@ -202,11 +210,18 @@ class Writer:
             return node
         return self.call(torch.ops.prims.device_put.default, node, device)
 
-    def _ordered(self, node: Node, access: Access) -> Node:
-        """A tensor in the order of memory in which it is read best, if that costs less than it spares."""
-        order = _order_for(node, access)
+    def _ordered(
+        self, node: Node, access: Access, largest: int, key: tuple[Node, InputView]
+    ) -> Node:
+        """A tensor in the order of memory in which it is read best, if that costs less than it spares; one for all regions."""
+        order = _order_for(node, access, largest)
         if order is None:
             return node
+        if (*key, order) not in self._packed:
+            self._packed[(*key, order)] = self._in_order(node, order)
+        return self._packed[(*key, order)]
+
+    def _in_order(self, node: Node, order: Order) -> Node:
         turned = self.call(aten.permute.default, node, list(order))
         copied = self.call(aten.clone.default, turned, memory_format=torch.contiguous_format)
         back = sorted(range(len(order)), key=order.__getitem__)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from flashlight.ir.exprs import Const, Dim
+from flashlight.ir.exprs import Const, Dim, Load
 from flashlight.ir.nests import Loop
 from flashlight.ir.visit import free_dims
 from flashlight.rewrite.footprint import Footprint, fetched_loads, fits, footprint_of, padded
@@ -79,15 +79,21 @@ def instances(
 def fetched(loop: Loop, hints: Mapping[str, int], device: Device) -> int:
     """Bytes that the program instances of a loop fetch under its first schedule, each of them what its tiles read."""
     s = default_schedule(loop, hints, device)
-    total = 0
-    for load in fetched_loads(loop):
-        dims = free_dims(load)
-        elements = extents_product(tuple(dims), hints)
-        elements *= extents_product(tuple(d for d in s.grid if d not in dims), hints)
-        if not dims & set(s.rows):
-            elements *= -(-extents_product(s.rows, hints) // s.row_block)
-        total += elements * load.buffer.dtype.bits // 8
-    return total
+    return sum(
+        extents_product(tuple(free_dims(load)), hints)
+        * times_fetched(load, s, hints)
+        * (load.buffer.dtype.bits // 8)
+        for load in fetched_loads(loop)
+    )
+
+
+def times_fetched(load: Load, s: Schedule, hints: Mapping[str, int]) -> int:
+    """How many program instances fetch one and the same element."""
+    dims = free_dims(load)
+    times = extents_product(tuple(d for d in s.grid if d not in dims), hints)
+    if not dims & set(s.rows):
+        times *= -(-extents_product(s.rows, hints) // s.row_block)
+    return times
 
 
 def row_dims(loop: Loop, hints: Mapping[str, int]) -> tuple[Dim, ...]:
