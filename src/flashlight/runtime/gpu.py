@@ -147,6 +147,9 @@ ACCUMULATED = 256
 """Words of accumulators per row up to which independent ones share a kernel. Measured on an H200: two of 128 run at 63 % of the
 device's matrix rate together, two of 256 at 39 %."""
 
+LONG = 2048
+"""Columns from which half as many share one: what one kernel hands on to the other takes less time than is lost together."""
+
 
 def with_split_accumulators(program: Program, hints: Mapping[str, int], device: Device) -> Program:
     """The program with accumulators in kernels of their own: independent ones where together they are too wide for registers,
@@ -154,7 +157,10 @@ def with_split_accumulators(program: Program, hints: Mapping[str, int], device: 
     """
     for loop in program.loops:
         parts = components(loop)
-        if len(parts) > 1 and sum(_width(c, loop, hints) for c in loop.carries) > ACCUMULATED:
+        width = sum(_width(c, loop, hints) for c in loop.carries)
+        columns = math.prod(planned_extent(d, hints) for d in loop.loop)
+        most = ACCUMULATED // 2 if device.roles and columns >= LONG else ACCUMULATED
+        if len(parts) > 1 and width > most:
             program = split_accumulators(program, loop, parts)
             continue
         parts = _by_rows(loop, hints)
