@@ -42,6 +42,7 @@ def both(score: str, give: str = "A0 / l0 - A1 / l1 * lam[h]") -> str:
 CASES = {
     "vanilla": Case(of(DOT), {"S": 300, "T": 150}),
     "vanilla_3": Case(of(DOT), {"S": 400, "T": 150}, 3),
+    "wide_values_3": Case(of(DOT, D=16, E=64), {"S": 400, "T": 150}, 3, stages=3),
     "vanilla_1": Case(of(DOT), {"S": 100, "T": 150}, 1),
     "one_instance": Case(of(DOT), {"S": 300, "T": 150}, instances=1),
     "three_stages": Case(of(DOT), {"S": 260, "T": 150}, stages=3),

@@ -38,10 +38,12 @@ def shared_out(f: Footprint, length: int, device: Device) -> list[tuple[int, int
         shapes = [(2, 128, 2), (2, 64, 2)]
         if f.row_count >= 4 * CONSUMER_ROWS and not wide:
             shapes.insert(0, (4, 64, 2))
+        if f.row_count >= 3 * CONSUMER_ROWS and not f.per_pair and f.accumulated <= 128:
+            shapes.insert(1, (3, 64, 3))
     else:
         shapes = [(3, 128, 2), (2, 128, 3), (2, 64, 2)]
     fit = [shape for shape in shapes if _room(f, *shape) <= device.shared]
-    return fit[: 1 if wide else 2]
+    return fit[: 1 if f.dots > 1 or (wide and f.per_pair) else 2]
 
 
 def _room(f: Footprint, consumers: int, col_block: int, stages: int) -> int:
