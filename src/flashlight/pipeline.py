@@ -11,6 +11,7 @@ from flashlight.ir.nests import Program
 from flashlight.rewrite.canonical import InputView, canonicalize
 from flashlight.rewrite.fuse import fuse
 from flashlight.rewrite.group import group_and_online
+from flashlight.rewrite.picks import pick_from_tiles
 from flashlight.rewrite.simplify import simplify_program
 from flashlight.rewrite.split_dims import split_dims
 from flashlight.rewrite.unions import split_unions
@@ -18,6 +19,7 @@ from flashlight.rewrite.unions import split_unions
 CANONICAL = (
     simplify_program,
     fuse,
+    pick_from_tiles,  # while inputs are tensors rather than views of them: an entry is known by what it reads
     split_dims,
     split_unions,  # before inputs become views: a key that is also read past its end would be two inputs
     simplify_program,  # what the splits left behind

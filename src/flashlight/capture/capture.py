@@ -45,6 +45,7 @@ from flashlight.options import Options
 from flashlight.pipeline import CANONICAL
 from flashlight.rewrite.canonical import InputView, canonical_sizes, canonicalize
 from flashlight.rewrite.fuse import TooLargeError
+from flashlight.rewrite.picks import is_incomparable
 from flashlight.runtime.gpu import GpuExecutable
 from flashlight.runtime.op import executable, token_of
 
@@ -134,6 +135,8 @@ def _compile(
     canonical = _canonical(emitted.program)
     if isinstance(canonical, str):
         raise TooLargeError(canonical)
+    if isinstance(canonical, Refusal):
+        return _located(canonical, where)
     program, views, sizes = canonical
     trace.left("canonical", program)
     if not program.inputs:
@@ -155,13 +158,24 @@ def _compile(
 
 
 @lru_cache(maxsize=256)
-def _canonical(program: Program) -> tuple[Program, tuple[InputView, ...], tuple[Size, ...]] | str:
-    """The canonical form of a lifted program, with its inputs and sizes, or why it grows too large. Layers of a model share one."""
+def _canonical(
+    program: Program,
+) -> tuple[Program, tuple[InputView, ...], tuple[Size, ...]] | Refusal | str:
+    """The canonical form of a lifted program, with its inputs and sizes, or why there is none, or why it grows too large. Layers of
+    a model share one.
+    """
     try:
         for step in CANONICAL:
             program = trace.step(step.__name__.removesuffix("_program"), step, program)
     except TooLargeError as error:
         return str(error)
+    odd = is_incomparable(program)
+    if odd is not None:
+        return Refusal(
+            "scores-compared",
+            "Scores are compared with some of them that would be computed again, and rounded otherwise.",
+            odd.origin.line if odd.origin else "",
+        )
     renamed, views = canonicalize(program)
     return renamed, views, canonical_sizes(program)
 
