@@ -12,8 +12,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from flashlight.ir.dtypes import DType
-from flashlight.ir.exprs import Binary, Cast, Const, Dim, Expr, Load, Select, Unary, dtype_of
-from flashlight.ir.visit import free_dims, rewrite, walk
+from flashlight.ir.exprs import (
+    COMPARISONS,
+    Binary,
+    Cast,
+    Const,
+    Dim,
+    Expr,
+    Load,
+    Select,
+    Unary,
+    dtype_of,
+)
+from flashlight.ir.visit import children, free_dims, loads, rebuild, rewrite, walk
 from flashlight.rewrite.factor import product, product_of
 from flashlight.rewrite.signs import is_nonneg
 from flashlight.rewrite.terms import is_slot
@@ -44,8 +55,32 @@ NO_ROUNDING = Rounding(None, frozenset())
 
 
 def strip_casts(expr: Expr) -> Expr:
-    """Without conversions between floats that are computed in the same type; others mean something."""
-    return rewrite(expr, _without_cast)
+    """Without conversions between floats that are computed in the same type; others mean something.
+
+    What is compared is rounded all the same, once: numbers that differ may be equal in 16 bits.
+    """
+    done: dict[Expr, Expr] = {}
+    for node in walk(expr):
+        parts = tuple(done[x] for x in children(node))
+        if isinstance(node, Binary) and node.op in COMPARISONS:
+            parts = tuple(map(_rounded_as, parts, children(node)))
+        new = rebuild(node, parts)
+        done[node] = _without_cast(new) or new
+    return done[expr]
+
+
+def compared(expr: Expr) -> frozenset[Load]:
+    """What comparisons within an expression load."""
+    sides = (x for x in walk(expr) if isinstance(x, Binary) and x.op in COMPARISONS)
+    return frozenset(load for x in sides for load in loads(x))
+
+
+def _rounded_as(expr: Expr, before: Expr) -> Expr:
+    """An expression rounded as it was before casts were taken out of it."""
+    while isinstance(before, Cast) and dtype_of(before.x) in SIXTEEN:
+        before = before.x
+    kind, dtype = dtype_of(before), dtype_of(expr)
+    return Cast(Cast(expr, kind), dtype) if kind in SIXTEEN and dtype not in SIXTEEN else expr
 
 
 def _without_cast(expr: Expr) -> Expr | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from flashlight.errors import CompileError
 from flashlight.ir.dtypes import DType
-from flashlight.ir.exprs import Dim, Expr, Load, Reduce, Unary, add, const, dtype_of, sub
+from flashlight.ir.exprs import Cast, Dim, Expr, Load, Reduce, Unary, add, const, dtype_of, sub
 from flashlight.ir.monoids import ALL, ANY, MAX, PROD, SUM
 from flashlight.ir.nests import Give, Loop, Nest
 from flashlight.ir.visit import free_dims, reads, replace_loads, substitute, walk
@@ -16,6 +16,7 @@ from flashlight.rewrite.bits import (
     NO_ROUNDING,
     SIXTEEN,
     Rounding,
+    compared,
     is_tame,
     may_be_operand,
     read_rounding,
@@ -157,7 +158,10 @@ class LoopBuilder:
         rounding = NO_ROUNDING
         if nest.monoid is SUM:
             rounding = read_rounding(body, frozenset(nest.reduced))
-        body = strip_casts(body)
+        if (
+            not nest.monoid.is_position
+        ):  # what eager rounds to 16 bits may be equal, and then the first wins
+            body = strip_casts(body)
         before = len(self.carries.pass_of)
         for number in range(earliest, len(self.carries.passes) + 1):
             found = self._accumulated(nest, body, rounding, number)
@@ -174,12 +178,14 @@ class LoopBuilder:
 
     def expanded(self, body: Expr) -> Expr:
         """`body` with results of the group read as expressions on carries."""
+        rounded = {x for x in compared(body) if x.buffer.dtype in SIXTEEN}
 
         def rule(load: Load) -> Expr | None:
             if load.buffer.name not in self.values:
                 return None
             dims, value = self.values[load.buffer.name]
-            return substitute(value, dict(zip(dims, load.index, strict=True)))
+            value = substitute(value, dict(zip(dims, load.index, strict=True)))
+            return Cast(value, load.buffer.dtype) if load in rounded else value
 
         return with_roots(replace_loads(body, rule), self.finishes)
 
