@@ -158,10 +158,8 @@ class LoopBuilder:
         rounding = NO_ROUNDING
         if nest.monoid is SUM:
             rounding = read_rounding(body, frozenset(nest.reduced))
-        if (
-            not nest.monoid.is_position
-        ):  # what eager rounds to 16 bits may be equal, and then the first wins
-            body = strip_casts(body)
+        # Of scores that eager rounds to the same 16 bits the first wins.
+        body = body if nest.monoid.is_position else strip_casts(body)
         before = len(self.carries.pass_of)
         for number in range(earliest, len(self.carries.passes) + 1):
             found = self._accumulated(nest, body, rounding, number)

@@ -27,7 +27,8 @@ from flashlight.ir.exprs import (
 )
 from flashlight.ir.monoids import MAX, MIN, SUM
 from flashlight.ir.nests import Nest, Program
-from flashlight.ir.visit import children, free_dims, fresh_name, rebuild, substitute, walk
+from flashlight.ir.visit import children, free_dims, rebuild, substitute, walk
+from flashlight.rewrite.names import Names
 
 Binding = dict[Dim, Expr]
 
@@ -85,10 +86,10 @@ def pick_from_tiles(program: Program) -> Program:
 
 def is_incomparable(program: Program) -> Nest | None:
     """A nest that compares scores with entries of theirs which are contracted by themselves."""
+    nests = _by_name(program)
     for nest in program.nests:
-        for score, other in _compared(nest, _by_name(program)):
-            if _is_entry(score.value, other.value):
-                return nest
+        if any(_entry(a.value, b.value) is not None for a, b in _compared(nest, nests)):
+            return nest
     return None
 
 
@@ -171,31 +172,31 @@ class _Scores:
 # -- Entries.
 
 
-def _is_entry(score: Expr, other: Expr) -> bool:
-    """Whether an expression is that of some rows and columns of another, rather than the same with other names or shifted."""
+def _entry(score: Expr, other: Expr) -> Binding | None:
+    """What the dims of scores are in an expression of some of their rows and columns; None where that is no such expression, or the
+    same with other names, or shifted.
+    """
     binding = _match(score, other)
     if binding is None:
-        return False
+        return None
     bound = [binding[d] for d in free_dims(score)]
     plain = {x for x in bound if isinstance(x, Index)}
     known = {x.dim for x in plain}
-    return len(set(bound)) < len(bound) or any(free_dims(x) <= known for x in set(bound) - plain)
+    is_fixed = any(free_dims(x) <= known for x in set(bound) - plain)
+    return binding if is_fixed or len(set(bound)) < len(bound) else None
 
 
 def _picked(score: Expr, dim: Dim, other: Expr) -> Pick | None:
     """The entry of each row that an expression is, if it is one along `dim`."""
-    if not _is_entry(score, other):
+    binding = _entry(score, other)
+    if binding is None:
         return None
-    binding = _match(score, other)
-    assert binding is not None
     rows = [(d, binding[d]) for d in sorted(free_dims(score) - {dim}, key=lambda d: d.name)]
     plain = [(d, x.dim) for d, x in rows if isinstance(x, Index)]
-    if len(plain) < len(rows) or len({x for _, x in plain}) < len(plain):
+    known = {x for _, x in plain}
+    if len(known) < len(rows) or not free_dims(binding[dim]) <= known:
         return None
-    column = binding[dim]
-    if not free_dims(column) <= {x for _, x in plain}:
-        return None
-    return Pick(score, dim, column, tuple(plain))
+    return Pick(score, dim, binding[dim], tuple(plain))
 
 
 def _match(pattern: Expr, expr: Expr) -> Binding | None:
@@ -225,9 +226,9 @@ def _unify(a: Expr, b: Expr, binding: Binding, inner: dict[Dim, Dim]) -> bool:
         case _:
             if type(a) is not type(b) or _head(a) != _head(b):
                 return False
-    parts, others_ = children(a), children(b)
-    return len(parts) == len(others_) and all(
-        _unify(x, y, binding, inner) for x, y in zip(parts, others_, strict=True)
+    parts = children(a), children(b)
+    return len(parts[0]) == len(parts[1]) and all(
+        _unify(x, y, binding, inner) for x, y in zip(*parts, strict=True)
     )
 
 
@@ -251,10 +252,7 @@ class _Rewriter:
     def __init__(self, program: Program, wanted: Iterable[tuple[Expr, Dim]]) -> None:
         self.old = program
         self.wanted = list(wanted)
-        self.taken = {n.name for n in program.nests} | {b.name for b in program.inputs}
-        self.dims = {d.name for n in program.nests for d in (*n.parallel, *n.reduced)}
-        bound = (x for n in program.nests for x in walk(n.body) if isinstance(x, Reduce))
-        self.dims |= {d.name for x in bound for d in x.dims}
+        self.names = Names(program)
         self.nests: list[Nest] = []
         self.made: dict[Pick, Nest] = {}
         self.done: dict[Expr, Expr] = {}
@@ -273,12 +271,11 @@ class _Rewriter:
         """An expression with entries read; the largest parts first."""
         if expr not in self.done:
             found = self.pick(expr)
-            parts = () if found is not None else children(expr)
-            self.done[expr] = (
-                rebuild(expr, tuple(self.without(x, reader) for x in parts))
-                if found is None
-                else self.load(found, reader)
-            )
+            if found is not None:
+                self.done[expr] = self.load(found, reader)
+            else:
+                parts = tuple(self.without(x, reader) for x in children(expr))
+                self.done[expr] = rebuild(expr, parts)
         return self.done[expr]
 
     def pick(self, expr: Expr) -> Pick | None:
@@ -300,12 +297,9 @@ class _Rewriter:
         read = {x: own[d] for d, x in pick.rows}
         is_it = Binary("eq", Index(column), substitute(pick.column, read))
         dtype = dtype_of(score)
-        name = fresh_name(f"{reader}_pick", self.taken)
-        self.taken.add(name)
         body = Select(is_it, score, Const(-math.inf, dtype))
+        name = self.names.fresh(f"{reader}_pick")
         return Nest(name, tuple(rows.values()), (column,), dtype, MAX, body)
 
     def dim(self, like: Dim, role: str) -> Dim:
-        name = fresh_name(f"{like.name}_{role}", self.dims)
-        self.dims.add(name)
-        return Dim(name, like.extent)
+        return Dim(self.names.fresh(f"{like.name}_{role}"), like.extent)

@@ -74,16 +74,17 @@ def choices(f: Footprint, points: int, length: int, device: Device) -> list[tupl
         found[1:1] = [(shape, False) for shape in WRITTEN_OUT]
     cut = [((min(r, f.row_cap), min(c, col_cap), w, s), d) for (r, c, w, s), d in found]
     if f.single != 0.5 and device.tma:
-        cut = [x for x in cut if not _is_shared_by_groups(*x[0])]
+        cut = [x for x in cut if not _is_shared_by_groups(x[0])]
     return list(dict.fromkeys(cut))
 
 
-def _is_shared_by_groups(rows: int, cols: int, warps: int, stages: int) -> bool:
+def _is_shared_by_groups(shape: Shape) -> bool:
     """Whether two groups of four warps share the rows of one product instruction of a Hopper.
 
     Triton 3.6 has the second group read beyond an operand's shared memory where a product of f32 is three of TF32: seen on an H200
     as wrong results and as an address out of range.
     """
+    rows, _, warps, _ = shape
     return warps == 8 and rows == CONSUMER_ROWS
 
 

@@ -19,7 +19,8 @@ from flashlight.ir.exprs import (
     dtype_of,
 )
 from flashlight.ir.nests import Nest, Program
-from flashlight.ir.visit import free_dims, fresh_name, loads, rewrite, substitute, walk
+from flashlight.ir.visit import free_dims, loads, rewrite, substitute, walk
+from flashlight.rewrite.names import Names
 from flashlight.rewrite.polynomial import constant, expression, polynomial
 from flashlight.rewrite.simplify import simplify
 
@@ -49,7 +50,7 @@ def split_unions(program: Program) -> Program:
           output m
     Legal when: the reduced dim is the only one, a `where` compares it with one of the parts' extents, and the monoid has no position.
     """
-    names = Names(program)
+    names = Cuts(program)
     statements: list[Nest] = []
     for nest in program.nests:
         body = _with_parts(nest.body, names)
@@ -59,20 +60,12 @@ def split_unions(program: Program) -> Program:
     )
 
 
-class Names:
+class Cuts(Names):
     """Names that are free, and the parts of dims that were cut: equal cuts make equal parts."""
 
     def __init__(self, program: Program) -> None:
-        self.taken = {d.name for n in program.nests for d in (*n.parallel, *n.reduced)}
-        self.taken |= {n.name for n in program.nests} | {b.name for b in program.inputs}
-        bound = (x for n in program.nests for x in walk(n.body) if isinstance(x, Reduce))
-        self.taken |= {d.name for x in bound for d in x.dims}
+        super().__init__(program)
         self._cuts: dict[tuple[Dim, Expr], tuple[Dim, Dim]] = {}
-
-    def fresh(self, name: str) -> str:
-        found = fresh_name(name, self.taken)
-        self.taken.add(found)
-        return found
 
     def parts(self, dim: Dim, border: Expr) -> tuple[Dim, Dim]:
         """The dim up to the border, and from there on."""
@@ -88,7 +81,7 @@ def has_small_part(body: Expr, dim: Dim) -> bool:
     return any(_is_cut_off(dim, border) for border in _borders(body, dim))
 
 
-def _parts(nest: Nest, names: Names) -> Iterator[Nest]:
+def _parts(nest: Nest, names: Cuts) -> Iterator[Nest]:
     """The reduction over the large part (which may have another border), and the nest as its combination with the small part."""
     border = _border(nest)
     if border is None:
@@ -120,7 +113,7 @@ def _halves(body: Expr, dim: Dim, border: Expr, low: Dim, high: Dim) -> dict[Dim
     }
 
 
-def _with_parts(expr: Expr, names: Names) -> Expr:
+def _with_parts(expr: Expr, names: Cuts) -> Expr:
     """The expression with inner reductions over a join (of features) as the combination of the parts', whatever their sizes."""
 
     def rule(node: Expr) -> Expr | None:

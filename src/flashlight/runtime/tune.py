@@ -72,6 +72,7 @@ def variations(schedules: Sequence[Schedule], mode: Mode) -> list[Schedule]:
         return found
     for s in [s for s in schedules if not s.consumers][:6]:
         for stages in (2, 3, 4):
+            # Eight warps share fewer rows badly, and in f32 wrongly (`rewrite.shapes`).
             for warps in (4, 8) if s.row_block >= 128 else (s.warps,):
                 for tma in {s.tma, False}:
                     other = replace(s, stages=stages, warps=warps, tma=tma)

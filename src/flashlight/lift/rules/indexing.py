@@ -114,24 +114,22 @@ def _index_put(
 ) -> Value:
     """`x[mask] = new` where all places that the mask selects get the same: a select. The same for a list of positions."""
     source, written, dtype = lift.tensor(x), lift.tensor(new), lift.dtype(node)
-    masks = [(axis, lift.tensor(i)) for axis, i in enumerate(index) if i is not None]
-    if accumulate:
-        raise NoRuleError("adding at positions")
-    if len(masks) > 1:
-        return _put_at_places(lift, node, source, {a: _integer(i) for a, i in masks}, written)
-    first, mask = masks[0]
-    # Axes of the selection: those of the mask are one, those of positions stand for the axis that they are of.
-    own = 1 if mask.dtype is DType.BOOL else len(mask.shape)
-    if mask.dtype is not DType.BOOL:
-        mask = _is_listed(lift, node, _integer(mask), source.shape[first])
+    found = {axis: lift.tensor(i) for axis, i in enumerate(index) if i is not None}
+    if accumulate or not found:
+        raise NoRuleError("adding at positions, or writing at none")
+    ((first, mask), *others) = found.items()
+    if others or mask.dtype is not DType.BOOL:
+        where = {axis: _integer(i) for axis, i in found.items()}
+        return _put_at_places(lift, node, source, where, written)
+    # The axes of the mask are one of the selection.
     after = first + len(mask.shape)
-    kept = len(source.shape) - len(mask.shape) + own
-    chosen = range(first - (kept - len(written.shape)), first + own - (kept - len(written.shape)))
-    if any(n >= 0 and _varies(written, n) for n in chosen):
+    kept = len(source.shape) - len(mask.shape) + 1
+    chosen = first - (kept - len(written.shape))
+    if chosen >= 0 and _varies(written, chosen):
         raise NoRuleError("an element for each place that is chosen")
 
     def body(out: Positions, _: Positions) -> Expr:
-        places: Positions = (*out[:first], *[()] * own, *out[after:])
+        places: Positions = (*out[:first], (), *out[after:])
         element = written.at(places[kept - len(written.shape) :])
         return Select(mask.at(out[first:after]), exactly(element, dtype), source.at(out))
 
@@ -141,24 +139,24 @@ def _index_put(
 def _put_at_places(
     lift: Lifter, node: torch.fx.Node, source: Value, where: dict[int, Value], written: Value
 ) -> Value:
-    """`x[rows, columns] = new`, with lists of positions that are combined along axes of their own, or run along a diagonal.
+    """`x[rows, columns] = new`, with lists of positions that have axes of their own, or run along a diagonal.
 
     Of lists that share an axis one must be its positions in order, so that where it is written says where the others are read.
     """
     dtype = lift.dtype(node)
     rank = max(len(i.shape) for i in where.values())
-    varying = {a: [n for n in range(rank) if _varies_at(i, n, rank)] for a, i in where.items()}
-    if any(len(axes) > 1 for axes in varying.values()):
-        raise NoRuleError("writing at positions of a table")
+    varying = {a: {n for n in range(rank) if _varies_at(i, n, rank)} for a, i in where.items()}
     listed: dict[int, Value] = {}
     solved: dict[int, tuple[int, Expr, Extent]] = {}
-    for n in range(rank):
-        sharing = [a for a, axes in varying.items() if axes == [n]]
-        if len(sharing) > 1:
-            solved[n] = _solver(where, sharing, n, rank)
-        elif sharing:
-            (axis,) = sharing
+    for axis, axes in varying.items():
+        sharing = [a for a, others in varying.items() if axes & others]
+        if sharing == [axis]:
             listed[axis] = _is_listed(lift, node, where[axis], source.shape[axis])
+        elif sharing:
+            if any(varying[a] != axes for a in sharing) or len(axes) > 1:
+                raise NoRuleError("writing at positions of a table")
+            (n,) = axes
+            solved[n] = solved.get(n) or _solver(where, sharing, n, rank)
     first = _place(sorted(where))
     kept = [axis for axis in range(len(source.shape)) if axis not in where]
     missing = len(kept) + rank - len(written.shape)
