@@ -15,6 +15,7 @@ from flashlight import trace
 from flashlight.capture import record
 from flashlight.capture.borders import Region
 from flashlight.capture.emit import Emitted, emit, origins_of
+from flashlight.capture.frames import write_out_frames
 from flashlight.capture.layouts import access_of
 from flashlight.capture.normalize import (
     reject_mixed_products,
@@ -86,6 +87,8 @@ def capture(graph: torch.fx.Graph, options: Options) -> Record:
     apply(graph, kept, lifter.sizes)
     found.regions.extend(taken for splice, taken in splices if splice in kept)
     shield_softmax(graph)
+    if found.regions:
+        write_out_frames(graph)
     record.publish(found)
     return found
 
