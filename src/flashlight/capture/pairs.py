@@ -61,6 +61,7 @@ class Pair:
         is_slim: made by a product with a weight over few features, so that it may be one with learned keys.
         is_normal: whether a statistic of it has come back to it. A product closes a slim pair only then: what a projection
             makes goes into products too.
+        normal: dims over which such statistics were taken.
         depth: how many products make one element of it.
         is_mixed: whether it is a sum of several such, one for each head.
         own: dims of the product that made it; others have come by broadcasting.
@@ -77,6 +78,7 @@ class Pair:
     is_mixed: bool = False
     own: Places = frozenset()
     is_level: bool = False
+    normal: Places = frozenset()
 
     @property
     def must_pay(self) -> bool:
@@ -118,6 +120,7 @@ class _Incoming:
     columns: frozenset[Dim]
     reach: frozenset[Dim]  # all dims along which the producer is read
     own: frozenset[Dim]  # those of the product that made the pair
+    normal: frozenset[Dim]  # those over which statistics have come back to it
     is_closed: bool
     is_whole: bool  # whether closing leaves nothing of one side
 
@@ -273,10 +276,17 @@ class Pairs:
                 i.pair.is_mixed or width > 1,
                 frozenset(places[d] for d in i.own if d in places),
                 i.pair.is_level or (i.pair.must_pay and self._is_level(cell)),
+                frozenset(places[d] for d in self._normal(cell, i) if d in places),
             )
             for i in incoming
         )
         return Pairing(pairs, False, frozenset(i.source for i in incoming), cell.contraction)
+
+    def _normal(self, cell: Cell, incoming: _Incoming) -> frozenset[Dim]:
+        """Dims over which there are statistics of a pair that a cell or those before it read beside it."""
+        makers = self.of[incoming.source].makers
+        read = [x for x in cell.loads() if self._bits_closed(x.buffer.name) & makers]
+        return incoming.normal.union(*(incoming.dims - dims_of_load(x) for x in read))
 
     def _is_mixed(self, cell: Cell, incoming: _Incoming) -> bool:
         """Whether a product sums scores of a few heads, all of which are cheap enough to compute for each result."""
@@ -304,11 +314,15 @@ class Pairs:
 
     def _closed(self, cell: Cell) -> int:
         """The products of whose pairs there are statistics, or sums of rows, among what a cell is computed from."""
-        found = 0
-        for name in {load.buffer.name for load in cell.loads()} & self.of.keys():
-            known = self.of[name]
-            found |= known.closed | (self._made_by(known.sources) if known.closes else 0)
-        return found
+        names = {load.buffer.name for load in cell.loads()}
+        return functools.reduce(operator.or_, map(self._bits_closed, names), 0)
+
+    def _bits_closed(self, name: str) -> int:
+        """The products of whose pairs there are statistics in a value."""
+        known = self.of.get(name)
+        if known is None:
+            return 0
+        return known.closed | (self._made_by(known.sources) if known.closes else 0)
 
     def _incoming(self, cell: Cell, load: Load) -> Iterator[_Incoming]:
         known = self.of.get(load.buffer.name)
@@ -331,12 +345,51 @@ class Pairs:
                 or bool(pair.columns and columns <= reduced)
                 or bool(pair.rows and rows <= reduced)
             )
-            own = frozenset(d for i in pair.own for d in free_dims(load.index[i]))
+            own, normal = (
+                frozenset(d for i in places for d in free_dims(load.index[i]))
+                for places in (pair.own, pair.normal)
+            )
+            hit = hit and (whole or not self._joins_heads(cell, pair, normal))
             yield _Incoming(
-                *(producer.name, pair, rows, columns, dims_of_load(load), own),
+                *(producer.name, pair, rows, columns, dims_of_load(load), own, normal),
                 is_closed=hit or gone or point,
                 is_whole=whole,
             )
+
+    def _joins_heads(self, cell: Cell, pair: Pair, normal: frozenset[Dim]) -> bool:
+        """Whether a sum over a part of a side is one of the weights of a few heads, as the columns are the same for all of them.
+
+        No statistic was taken over those, and what is left is reduced by others.
+        """
+        reduced = frozenset(cell.nest.reduced)
+        return (
+            cell.nest.monoid is SUM
+            and bool(normal)
+            and not normal & reduced
+            and pair.depth * self._width(cell) <= MIXED
+            and self._is_reduced_later(cell)
+        )
+
+    def _is_reduced_later(self, cell: Cell) -> bool:
+        """Whether a reduction reads a cell, at once or through pointwise ones."""
+        seen: set[str] = set()
+        todo = [cell.name]
+        while todo:
+            for reader in self._readers.get(todo.pop(), ()):
+                if not reader.is_pointwise:
+                    return True
+                if reader.name not in seen:
+                    seen.add(reader.name)
+                    todo.append(reader.name)
+        return False
+
+    @functools.cached_property
+    def _readers(self) -> dict[str, list[Cell]]:
+        found: dict[str, list[Cell]] = {}
+        for cell in self.lifter.cells.values():
+            for name in {load.buffer.name for load in cell.loads()}:
+                found.setdefault(name, []).append(cell)
+        return found
 
     def _is_point(
         self,
