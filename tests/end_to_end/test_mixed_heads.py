@@ -79,6 +79,17 @@ def average(q: T, k: T, v: T, w: T) -> T:
     return scores(q, k).softmax(-1).mean(1) @ v[:, 0] * w[0, 0]
 
 
+def average_of_shared_keys(q: T, k: T, v: T, w: T) -> T:
+    """Heads belong to the rows alone."""
+    return torch.einsum("bhid,bjd->bhij", q, k[:, 0]).softmax(-1).mean(1) @ v[:, 0] * w[0, 0]
+
+
+def gated_and_gathered(q: T, k: T, v: T, w: T) -> T:
+    p = (q[..., :1].sigmoid() * scores(q, k).softmax(-1)).sum(1)
+    at = torch.arange(S).flip(0)[None, :, None].expand(B, S, 1)
+    return p.gather(-1, at).log() + w[0, 0]
+
+
 CASES: dict[str, tuple[Callable[..., Any], int]] = {
     f.__name__: (f, kernels)
     for f, kernels in (
@@ -93,6 +104,8 @@ CASES: dict[str, tuple[Callable[..., Any], int]] = {
         (after_by_convolution, 2),
         (mixture, 2),
         (average, 2),
+        (average_of_shared_keys, 2),
+        (gated_and_gathered, 2),
     )
 }
 
@@ -111,9 +124,31 @@ def test_values(name: str, dtype: torch.dtype) -> None:
 
 def test_nothing_of_the_size_of_scores_is_stored() -> None:
     args = (*(r(B, H, S, D, seed=i) for i in range(3)), r(H, H))
-    for fn in (before, after):
+    for fn in (before, after, average_of_shared_keys, gated_and_gathered):
         assert flashlight.explain(fn, *args).materialized == ()
         torch._dynamo.reset()
+
+
+def test_a_mixture_of_softmaxes_over_one_vocabulary() -> None:
+    def loss(z: T, words: T, gates: T, y: T) -> T:
+        p = (gates.softmax(-1)[..., None] * (z @ words.T).softmax(-1)).sum(1)
+        return F.nll_loss((p + 1e-9).log(), y)
+
+    args = (r(64, 3, 8), r(700, 8), r(64, 3), torch.arange(64) * 9)
+    assert flashlight.explain(loss, *args).materialized == ()
+    check(loss, torch.compile(loss, backend="flashlight"), args)
+
+
+@pytest.mark.parametrize("read", [T.amax, T.argmax, lambda p, dim: -(p * p.log()).sum(dim)])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_weights_of_heads_that_share_keys(read: Callable[..., T], groups: int) -> None:
+    def fn(q: T, k: T) -> T:
+        k = k.repeat_interleave(4 // groups, 1)
+        return read((q @ k.mT).softmax(-1).mean(1), dim=-1)
+
+    args = (r(B, 4, S, D), r(B, groups, 90, D, seed=1))
+    assert flashlight.explain(fn, *args).materialized == ()
+    check(fn, torch.compile(fn, backend="flashlight"), args)
 
 
 def test_mixed_twice_is_refused() -> None:

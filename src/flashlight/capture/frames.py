@@ -7,7 +7,7 @@ with what comes before and after.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx
@@ -39,10 +39,14 @@ def write_out_frames(graph: torch.fx.Graph) -> int:
 
 
 def _is_of_frames(node: Node) -> bool:
-    a, b = (x.meta["val"] for x in node.args)
+    a, b = (x.meta["val"] for x in _operands(node))
     (m, k), n = a.shape[-2:], b.shape[-1]
     few = [isinstance(x, int) and 1 < x <= FEW for x in (m, k, n)]
     return few[1] and (few[0] or few[2]) and a.dtype.is_floating_point
+
+
+def _operands(node: Node) -> tuple[Node, Node]:
+    return cast(tuple[Node, Node], node.args)
 
 
 def _written_out(graph: torch.fx.Graph, node: Node) -> Node:
@@ -52,7 +56,7 @@ def _written_out(graph: torch.fx.Graph, node: Node) -> Node:
             new.meta["val"] = target(*(a.meta["val"] if isinstance(a, Node) else a for a in args))
         return new
 
-    a, b = node.args
+    a, b = _operands(node)
     dtype = node.meta["val"].dtype
     wide = _WIDE.get(dtype, dtype)
     if wide is not dtype:

@@ -245,7 +245,8 @@ class Pairs:
         mixed = [i for i in incoming if cell.contraction and self._is_mixed(cell, i)]
         if mixed:
             return self._kept(cell, mixed)
-        keeps = weighted and operands is not None and self._is_projected(cell, *operands)
+        may_keep = weighted or not cell.contraction  # gates of heads, summed with what they gate
+        keeps = may_keep and operands is not None and self._is_projected(cell, *operands)
         if operands is not None and not (keeps and any(self._is_kept(cell, i) for i in incoming)):
             made = self._origin(cell, *operands, weighted)
             if made is not None or cell.contraction:

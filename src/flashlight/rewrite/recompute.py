@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from flashlight.ir.exprs import Binary, Dim, Expr, Reduce, Select, Unary
-from flashlight.ir.monoids import MAX, MIN, SUM
+from flashlight.ir.monoids import SUM
 from flashlight.ir.nests import Nest
 from flashlight.ir.visit import free_dims, loads, walk
 from flashlight.rewrite.bits import strip_casts
@@ -44,10 +44,13 @@ def is_joint(nest: Nest) -> bool:
     """Whether the terms of a sum or an extremum are no product of what is read for each row, but made of several rows: features of a
     pair of positions.
 
-    Products are dots, which run on other units and do not count here.
+    Products are dots, which run on other units and do not count here. What is no sum has no factors: a condition counts as it is.
     """
-    parts = factors(strip_casts(nest.body))
-    return nest.monoid in (SUM, MAX, MIN) and any(is_joint_factor(f, nest) for f in parts)
+    body = strip_casts(nest.body)
+    if nest.monoid is None or nest.monoid.is_position:
+        return False
+    parts = factors(body) if nest.monoid is SUM else [body]
+    return any(is_joint_factor(f, nest) for f in parts)
 
 
 @lru_cache(maxsize=10_000)

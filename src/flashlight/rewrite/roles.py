@@ -73,7 +73,10 @@ def is_joint_factor(factor: Expr, nest: Nest) -> bool:
     dims = free_dims(factor) & frozenset((*nest.parallel, *nest.reduced))
     return (
         len(dims & frozenset(nest.parallel)) > 1
-        and dtype_of(factor) is not DType.BOOL
+        and (
+            dtype_of(factor) is not DType.BOOL
+            or (nest.monoid is not None and nest.monoid.is_logical)
+        )
         and not any(dims <= free_dims(load) for load in loads(factor))
     )
 

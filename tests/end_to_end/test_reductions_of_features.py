@@ -1,4 +1,6 @@
-"""Scores that are extrema over the features of a pair (Chebyshev distances, max-plus products) stay in their kernel, as sums do."""
+"""Scores and masks reduced otherwise than by sums over the features of a pair (Chebyshev distances, max-plus products, products of
+kernels, ids of several fields) stay in their kernel, as sums do.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,36 @@ def intersections(q: T, k: T, v: T) -> T:
     return (least.sum(-1) * least.amin(-1)).softmax(-1) @ v
 
 
-@pytest.mark.parametrize("fn", [tropical, neighbours, intersections])
+def of_all_fields(q: T, k: T, v: T) -> T:
+    seen = ((q[:, :, None, :2] > 0) == (k[:, None, :, :2] > 0)).all(-1)
+    return (q @ k.mT).masked_fill(~seen, -1e9).softmax(-1) @ v
+
+
+def of_any_tag(q: T, k: T, v: T) -> T:
+    seen = ((q[:, :, None] > 1) & (k[:, None] > 1)).any(-1)
+    return (q @ k.mT).masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0) @ v
+
+
+def product_kernel(q: T, k: T, v: T) -> T:
+    return torch.sigmoid(q[:, :, None] * k[:, None]).prod(-1).mul(4.0).softmax(-1) @ v
+
+
+def soft_extremum(q: T, k: T, v: T) -> T:
+    return (q[:, :, None] * k[:, None]).logsumexp(-1).softmax(-1) @ v
+
+
+PROGRAMS = [
+    tropical,
+    neighbours,
+    intersections,
+    of_all_fields,
+    of_any_tag,
+    product_kernel,
+    soft_extremum,
+]
+
+
+@pytest.mark.parametrize("fn", PROGRAMS)
 @pytest.mark.parametrize("holds_nan", [False, True])
 def test_values(fn: Callable[..., Any], holds_nan: bool) -> None:
     args = (r(2, 50, 6), r(2, 61, 6, seed=1), r(2, 61, 5, seed=2))
