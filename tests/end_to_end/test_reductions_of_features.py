@@ -71,3 +71,19 @@ def test_values(fn: Callable[..., Any], holds_nan: bool) -> None:
         args[0][1, 7, 3] = torch.nan
     check(fn, torch.compile(fn, backend="flashlight"), args)
     assert not flashlight.explain(fn, *args).materialized
+
+
+def test_overlaps_of_boxes_by_rows_and_columns() -> None:
+    """What two reductions over different sides read is stored by others, as no loop has both."""
+
+    def assigned(p: T, g: T) -> tuple[T, ...]:
+        low, high = torch.maximum(p[:, None, :2], g[:, :2]), torch.minimum(p[:, None, 2:], g[:, 2:])
+        both = (high - low).clamp(min=0).prod(-1)
+        area, other = ((x[:, 2:] - x[:, :2]).prod(-1) for x in (p, g))
+        overlap = both / (area[:, None] + other - both)
+        best, which = overlap.max(1)
+        return best, torch.where(best >= 0.5, which, -1), overlap.amax(0)
+
+    boxes = [torch.cat([x, x + r(n, 2, seed=n).abs()], 1) for n in (300, 65) for x in (r(n, 2),)]
+    assert not flashlight.explain(assigned, *boxes).materialized
+    check(assigned, torch.compile(assigned, backend="flashlight"), boxes)

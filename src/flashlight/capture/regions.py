@@ -412,17 +412,32 @@ class Finder:
         return sums and exps
 
     def _standing(self, region: Region) -> set[str]:
-        """Which pairs Inductor would write to memory: for a product, of a reduction, or between two reductions."""
+        """Which pairs Inductor would write to memory: for a product, of a reduction, between two reductions, or for reductions over
+        both sides.
+        """
         products = [n for n in region.closers | region.paired if self.cells[n].contraction]
         factors = {e.buffer.name for n in products for e in self.cells[n].loads()}
         statistics = self.borders.derived(region) - region.paired
+        across = self._read_across(region)
         return {
             n
             for n in region.paired
             if n in factors
             or not self.cells[n].is_pointwise
             or any(e.buffer.name in statistics for e in self.cells[n].loads())
+            or n in across
         }
+
+    def _read_across(self, region: Region) -> set[str]:
+        """Pairs that some closers reduce over rows and others over columns."""
+        if region.pairs is None:
+            return set()
+        sides: dict[str, set[str]] = {}
+        for name in region.closers:
+            found = set(region.pairs.sides(name))
+            for load in self.cells[name].loads() if len(found) == 1 else ():
+                sides.setdefault(load.buffer.name, set()).update(found)
+        return {name for name, found in sides.items() if len(found) > 1}
 
     def _is_slim(self, region: Region, pairs: Pairs) -> bool:
         """Whether this is a softmax over few features against a matrix that is given: attention to learned or lone keys."""
