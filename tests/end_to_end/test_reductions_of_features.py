@@ -52,6 +52,17 @@ def soft_extremum(q: T, k: T, v: T) -> T:
     return (q[:, :, None] * k[:, None]).logsumexp(-1).softmax(-1) @ v
 
 
+def differing_signs(q: T, k: T, v: T) -> T:
+    """A kernel of Hamming distances."""
+    apart = ((q[:, :, None] > 0) != (k[:, None] > 0)).sum(-1)
+    w = torch.exp(-apart.to(v.dtype) / 2)
+    return w @ v / w.sum(-1, keepdim=True)
+
+
+def shared_tags(q: T, k: T, v: T) -> T:
+    return ((q[:, :, None] > 0) & (k[:, None] > 0)).sum(-1).to(v.dtype).softmax(-1) @ v
+
+
 PROGRAMS = [
     tropical,
     neighbours,
@@ -60,6 +71,8 @@ PROGRAMS = [
     of_any_tag,
     product_kernel,
     soft_extremum,
+    differing_signs,
+    shared_tags,
 ]
 
 

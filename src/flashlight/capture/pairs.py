@@ -17,6 +17,8 @@ from functools import lru_cache
 
 from flashlight.capture.reading import Sides
 from flashlight.ir.exprs import (
+    COMPARISONS,
+    LOGICAL,
     Binary,
     Buffer,
     Cast,
@@ -463,8 +465,8 @@ class Pairs:
     # -- Origins
 
     def _operands(self, cell: Cell) -> tuple[Expr, Expr] | None:
-        """The two factors of a sum of products, also where the product is a cell of its own."""
-        if cell.nest.monoid is not SUM or not cell.dtype.is_float:
+        """The two factors of a sum of products, or the sides of conditions that are counted, also where those are a cell of their own."""
+        if cell.nest.monoid is not SUM:
             return None
         body = _without_casts(cell.nest.body)
         if isinstance(body, Load) and body.buffer.name in self.lifter.cells:
@@ -473,7 +475,8 @@ class Pairs:
                 return None
             mapping = dict(zip(inner.nest.parallel, body.index, strict=True))
             body = _without_casts(substitute(inner.nest.body, mapping))
-        if not isinstance(body, Binary) or body.op != "mul":
+        ops = ("mul",) if cell.dtype.is_float else (*COMPARISONS, *LOGICAL)
+        if not isinstance(body, Binary) or body.op not in ops:
             return None
         reduced = frozenset(cell.nest.reduced)
         sides = (_reach(body.a), _reach(body.b))
