@@ -129,17 +129,38 @@ def test_nothing_of_the_size_of_scores_is_stored() -> None:
         torch._dynamo.reset()
 
 
-def test_a_mixture_of_softmaxes_over_one_vocabulary() -> None:
+def of_weights(z: T, words: T, gates: T) -> T:
+    return ((gates.softmax(-1)[..., None] * (z @ words.T).softmax(-1)).sum(1) + 1e-9).log()
+
+
+def of_logarithms(z: T, words: T, gates: T) -> T:
+    each = gates.log_softmax(-1)[..., None] + (z @ words.T).log_softmax(-1)
+    return torch.logsumexp(each, 1)
+
+
+@pytest.mark.parametrize("mixed", [of_weights, of_logarithms])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_mixture_of_softmaxes_over_one_vocabulary(
+    mixed: Callable[[T, T, T], T], reduction: str
+) -> None:
     def loss(z: T, words: T, gates: T, y: T) -> T:
-        p = (gates.softmax(-1)[..., None] * (z @ words.T).softmax(-1)).sum(1)
-        return F.nll_loss((p + 1e-9).log(), y)
+        return F.nll_loss(mixed(z, words, gates), y, reduction=reduction)
 
     args = (r(64, 3, 8), r(700, 8), r(64, 3), torch.arange(64) * 9)
     assert flashlight.explain(loss, *args).materialized == ()
     check(loss, torch.compile(loss, backend="flashlight"), args)
 
 
-@pytest.mark.parametrize("read", [T.amax, T.argmax, lambda p, dim: -(p * p.log()).sum(dim)])
+def entropy(p: T, dim: int) -> T:
+    return -(p * p.log()).sum(dim)
+
+
+def one_of_each(p: T, dim: int) -> T:
+    at = torch.arange(p.shape[1]).expand(p.shape[:2])
+    return p.gather(dim, at[..., None]).log()
+
+
+@pytest.mark.parametrize("read", [T.amax, T.argmax, entropy, one_of_each])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_weights_of_heads_that_share_keys(read: Callable[..., T], groups: int) -> None:
     def fn(q: T, k: T) -> T:

@@ -32,7 +32,7 @@ from flashlight.ir.exprs import (
     Unary,
 )
 from flashlight.ir.interpret import integer
-from flashlight.ir.monoids import SUM
+from flashlight.ir.monoids import MAX, MIN, SUM
 from flashlight.ir.visit import children, free_dims, loads, substitute, walk
 from flashlight.lift.cells import Cell, Leaf, dims_beside, dims_of_load
 from flashlight.lift.extents import count_of, hint, is_one
@@ -241,7 +241,10 @@ class Pairs:
         incoming = [i for load in cell.loads() for i in self._incoming(cell, load)]
         closed = [i for i in incoming if i.is_closed and self._pays(cell, i, weighted)]
         kept = _undominated([i for i in incoming if not i.is_closed and self._is_kept(cell, i)])
-        if closed and not (kept and cell.is_pointwise):  # scores less their own diagonal are scores
+        joins = any(i.dims & frozenset(cell.nest.reduced) for i in kept)
+        if (
+            closed and not joins and not (kept and cell.is_pointwise)
+        ):  # scores less their own diagonal are scores
             sources = frozenset(i.source for i in closed)
             return Pairing(frozenset(), True, sources, product, weighted=weighted)
         mixed = [i for i in incoming if cell.contraction and self._is_mixed(cell, i)]
@@ -366,7 +369,7 @@ class Pairs:
         """
         reduced = frozenset(cell.nest.reduced)
         return (
-            cell.nest.monoid is SUM
+            cell.nest.monoid in (SUM, MAX, MIN)
             and bool(normal)
             and not normal & reduced
             and pair.depth * self._width(cell) <= MIXED
@@ -374,12 +377,13 @@ class Pairs:
         )
 
     def _is_reduced_later(self, cell: Cell) -> bool:
-        """Whether a reduction reads a cell, at once or through pointwise ones."""
+        """Whether a reduction reads a cell, or what takes a few of its elements, at once or through pointwise ones."""
+        size = self.count(cell.name)
         seen: set[str] = set()
         todo = [cell.name]
         while todo:
             for reader in self._readers.get(todo.pop(), ()):
-                if not reader.is_pointwise:
+                if not reader.is_pointwise or SMALL * self.count(reader.name) <= size:
                     return True
                 if reader.name not in seen:
                     seen.add(reader.name)
