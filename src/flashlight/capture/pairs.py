@@ -488,6 +488,8 @@ class Pairs:
             return None
         if sides[0] == sides[1]:
             return None
+        if not cell.dtype.is_float and (sides[0] < sides[1] or sides[1] < sides[0]):
+            return None  # a count over columns
         return body.a, body.b
 
     def _factors_of(self, cell: Cell) -> frozenset[str]:
