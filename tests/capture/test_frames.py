@@ -11,13 +11,10 @@ import torch
 import flashlight
 from flashlight.capture.frames import write_out_frames
 from tests.support.oracle import assert_close, exactly
+from tests.support.oracle import normal as r
 from tests.support.tracing import graph_of
 
 T = torch.Tensor
-
-
-def r(*shape: int, dtype: torch.dtype = torch.float32) -> T:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
 def turned(rotation: T, points: T) -> T:
@@ -32,8 +29,8 @@ PROGRAMS: dict[str, tuple[Callable[..., T], tuple[T, ...], int]] = {
     "rotations": (turned, (r(7, 3, 3), r(7, 5, 2, 3)), 1),
     "one rotation": (moved, (r(9, 3), r(3, 3), r(3)), 1),
     "homogeneous": (torch.bmm, (r(7, 4, 4), r(7, 4, 9)), 1),
-    "rounded once": (turned, (r(7, 3, 3, dtype=torch.bfloat16), r(7, 5, 2, 3, dtype=torch.bfloat16)), 1),
-    "doubles": (turned, (r(7, 3, 3, dtype=torch.float64), r(7, 5, 2, 3, dtype=torch.float64)), 1),
+    "rounded once": (turned, (r(7, 3, 3).bfloat16(), r(7, 5, 2, 3).bfloat16()), 1),
+    "doubles": (turned, (r(7, 3, 3).double(), r(7, 5, 2, 3).double()), 1),
     "five axes": (torch.bmm, (r(7, 5, 5), r(7, 5, 9)), 0),
     "a long sum": (torch.bmm, (r(7, 3, 64), r(7, 64, 3)), 0),
     "features of three": (torch.mm, (r(64, 3), r(3, 32)), 0),

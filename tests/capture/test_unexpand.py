@@ -11,13 +11,10 @@ import torch.nn.functional as F
 
 from flashlight.capture.unexpand import compute_before_expanding
 from tests.support.oracle import assert_close, exactly
+from tests.support.oracle import normal as r
 from tests.support.tracing import graph_of
 
 T = torch.Tensor
-
-
-def r(*shape: int) -> T:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def wide_softplus(x: T, y: T) -> T:

@@ -12,6 +12,8 @@ from typing import Any, cast
 import torch
 import torch.fx
 
+from flashlight.capture.values import fake_value
+
 aten = torch.ops.aten
 prims = torch.ops.prims
 Node = torch.fx.Node
@@ -20,7 +22,6 @@ FEW = 4
 """Rows and columns of the largest matrix that counts as one of a frame: with homogeneous coordinates, or a quaternion's."""
 
 _PRODUCTS = (aten.bmm.default, aten.mm.default)
-_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 def write_out_frames(graph: torch.fx.Graph) -> int:
@@ -52,13 +53,12 @@ def _operands(node: Node) -> tuple[Node, Node]:
 def _written_out(graph: torch.fx.Graph, node: Node) -> Node:
     def call(target: Any, *args: Any) -> Node:
         new = graph.call_function(target, args)
-        with node.meta["val"].fake_mode:
-            new.meta["val"] = target(*(a.meta["val"] if isinstance(a, Node) else a for a in args))
+        new.meta["val"] = fake_value(new)
         return new
 
     a, b = _operands(node)
     dtype = node.meta["val"].dtype
-    wide = _WIDE.get(dtype, dtype)
+    wide = torch.promote_types(dtype, torch.float32)
     if wide is not dtype:
         a, b = (call(prims.convert_element_type.default, x, wide) for x in (a, b))
     rows = call(aten.unsqueeze.default, a, -1)  # [..., m, k, 1]

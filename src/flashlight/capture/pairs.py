@@ -241,10 +241,9 @@ class Pairs:
         incoming = [i for load in cell.loads() for i in self._incoming(cell, load)]
         closed = [i for i in incoming if i.is_closed and self._pays(cell, i, weighted)]
         kept = _undominated([i for i in incoming if not i.is_closed and self._is_kept(cell, i)])
-        joins = any(i.dims & frozenset(cell.nest.reduced) for i in kept)
-        if (
-            closed and not joins and not (kept and cell.is_pointwise)
-        ):  # scores less their own diagonal are scores
+        # Scores less their own diagonal are scores, and so are those of heads that are joined.
+        holds = any(cell.is_pointwise or i.dims & frozenset(cell.nest.reduced) for i in kept)
+        if closed and not holds:
             sources = frozenset(i.source for i in closed)
             return Pairing(frozenset(), True, sources, product, weighted=weighted)
         mixed = [i for i in incoming if cell.contraction and self._is_mixed(cell, i)]
@@ -363,7 +362,7 @@ class Pairs:
             )
 
     def _joins_heads(self, cell: Cell, pair: Pair, normal: frozenset[Dim]) -> bool:
-        """Whether a sum over a part of a side is one of the weights of a few heads, as the columns are the same for all of them.
+        """Whether a reduction over a part of a side joins a few heads, as the columns are the same for all of them.
 
         No statistic was taken over those, and what is left is reduced by others.
         """
@@ -488,7 +487,8 @@ class Pairs:
             return None
         if sides[0] == sides[1]:
             return None
-        if not cell.dtype.is_float and (sides[0] < sides[1] or sides[1] < sides[0]):
+        is_nested = sides[0] < sides[1] or sides[1] < sides[0]
+        if is_nested and not cell.dtype.is_float:
             return None  # a count over columns
         return body.a, body.b
 

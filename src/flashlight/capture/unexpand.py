@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._subclasses.fake_tensor import FakeTensor
+
+from flashlight.capture.values import fake_value
 
 aten = torch.ops.aten
 Node = torch.fx.Node
@@ -55,7 +56,7 @@ def _narrowed(graph: torch.fx.Graph, node: Node, narrow: dict[Node, Node]) -> bo
         return True
     with graph.inserting_before(node):
         new = graph.node_copy(node, lambda a: narrow.get(a, a))
-    new.meta["val"] = _value(new)
+    new.meta["val"] = fake_value(new)
     narrow[node] = new
     return True
 
@@ -86,15 +87,3 @@ def _reduces_apart(node: Node, source: Node) -> bool:
 
 def _is_one(n: Any) -> bool:
     return isinstance(n, int) and n == 1
-
-
-def _value(node: Node) -> Any:
-    """The fake result of a node."""
-
-    def fake(a: Any) -> Any:
-        return a.meta["val"] if isinstance(a, Node) else a
-
-    args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), fake)
-    target: Any = node.target
-    with next(v.fake_mode for v in map(fake, node.all_input_nodes) if isinstance(v, FakeTensor)):
-        return target(*args, **kwargs)

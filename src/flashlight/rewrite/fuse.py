@@ -132,7 +132,7 @@ def _merged_sum(nest: Nest) -> Nest:
 
 @lru_cache(maxsize=10_000)
 def is_flat_contraction(nest: Nest | None) -> bool:
-    """A sum, or an extremum of features of pairs, whose body holds no further reduction.
+    """A sum, or another reduction of features of pairs, whose body holds no further reduction.
 
     What is made of pairs may hold sums over a few terms (of two points), and dots (the scores of several heads).
     """

@@ -41,8 +41,8 @@ _DEAR = frozenset(
 
 @lru_cache(maxsize=10_000)
 def is_joint(nest: Nest) -> bool:
-    """Whether the terms of a sum or an extremum are no product of what is read for each row, but made of several rows: features of a
-    pair of positions.
+    """Whether the terms of a reduction are no product of what is read for each row, but made of several rows: features of a pair of
+    positions.
 
     Products are dots, which run on other units and do not count here. What is no sum has no factors: a condition counts as it is.
     """

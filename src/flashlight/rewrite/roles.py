@@ -73,10 +73,7 @@ def is_joint_factor(factor: Expr, nest: Nest) -> bool:
     dims = free_dims(factor) & frozenset((*nest.parallel, *nest.reduced))
     return (
         len(dims & frozenset(nest.parallel)) > 1
-        and (
-            dtype_of(factor) is not DType.BOOL
-            or (nest.monoid is not None and nest.monoid.is_logical)
-        )
+        and (dtype_of(factor) is not DType.BOOL or nest.dtype is DType.BOOL)
         and not any(dims <= free_dims(load) for load in loads(factor))
     )
 
