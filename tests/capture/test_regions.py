@@ -308,6 +308,22 @@ def test_scale_and_masks_go_in_and_rope_stays_out() -> None:
     assert inputs == ["cat", "cat", "placeholder", "placeholder"]
 
 
+def test_what_is_one_number_for_all_pairs_of_a_head_is_no_kernel_of_its_own() -> None:
+    def fn(q: T, k: T, v: T, t: T, x: T) -> T:
+        cosines = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT
+        temperature = t.clamp(max=4.6).exp() * x.sigmoid()[:, None]
+        return (cosines * temperature[..., None, None]).softmax(-1) @ v
+
+    def with_temperature(q: T, k: T, v: T, t: T, x: T) -> tuple[T, T]:
+        temperature = F.softplus(t)
+        return ((q @ k.mT) * temperature[:, None, None]).softmax(-1) @ v, temperature
+
+    for program, whole in ((fn, True), (with_temperature, False)):
+        emitted = program_of(program, Q, K, V, r(3), r(2))
+        small = [n for n in emitted.inputs if n.meta["val"].numel() <= 6]
+        assert all(n.op == "placeholder" for n in small) == whole
+
+
 def test_joined_keys_go_in_where_the_loop_can_be_cut() -> None:
     def with_memory(q: T, k: T, v: T, mk: T, mv: T) -> T:
         return attention(q, torch.cat([mk, k], 2), torch.cat([mv, v], 2))

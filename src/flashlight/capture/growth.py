@@ -11,7 +11,13 @@ import torch.fx
 from flashlight.capture.borders import Borders, Region
 from flashlight.capture.pairs import Pairs, is_cheap, join_of, unpacks
 from flashlight.capture.paths import Paths
-from flashlight.capture.reading import Sides, is_lookup, is_plain, sides_through
+from flashlight.capture.reading import (
+    Sides,
+    is_even_over,
+    is_lookup,
+    is_plain,
+    sides_through,
+)
 from flashlight.ir.exprs import Dim
 from flashlight.ir.monoids import ALL, ANY
 from flashlight.ir.visit import free_dims
@@ -133,6 +139,7 @@ class Growth:
             self.borders.derived(region) - region.paired
         )  # results, and what is computed only for them
         late = {name for name in late if not pairs.of[name].contraction}
+        even: set[str] = set()  # what is one number for all pairs of a head
         work = self.borders.in_order(region.members)
         while work:
             reader = self.cells[work.pop()]
@@ -141,13 +148,18 @@ class Growth:
                 if name in region.members or name not in self.cells:
                     continue
                 cell = self.cells[name]
-                inner = sides_through(load, reader, sides.get(reader.name, []))
+                along = sides.get(reader.name, [])
+                inner = sides_through(load, reader, along)
                 is_late = reader.name in late and self._is_only_for(cell, reader, region)
-                if not is_late and not self._is_absorbed(cell, reader, inner, region):
+                is_even = reader.name in even or is_even_over(load, reader, along)
+                is_absorbed = is_late or self._is_absorbed(cell, reader, inner, region)
+                if not is_absorbed and not (is_even and self._is_spared(cell, region)):
                     continue
                 region.members.add(name)
                 if is_late:
                     late.add(name)
+                if is_even:
+                    even.add(name)
                 if inner:
                     sides[name] = inner
                 work.append(name)
@@ -158,6 +170,17 @@ class Growth:
             cell.is_pointwise
             and not self._ends_product(cell)
             and self.borders.count(cell.name) <= self.borders.count(reader.name)
+            and not self.borders.outside(cell, region.members)
+        )
+
+    def _is_spared(self, cell: Cell, region: Region) -> bool:
+        """Whether what is one number for all pairs of a head, as a temperature is, need not be a kernel of its own: it takes longer
+        to start one than each program instance takes to compute its number.
+        """
+        return (
+            region.less <= 1
+            and cell.is_pointwise
+            and not self._ends_reduction(cell)
             and not self.borders.outside(cell, region.members)
         )
 

@@ -74,3 +74,10 @@ def sides_through(load: Load, reader: Cell, sides: Sides) -> Sides:
             )
         )
     return found
+
+
+def is_even_over(load: Load, reader: Cell, sides: Sides) -> bool:
+    """Whether what a reader of pairs reads is the same for all of them, but for heads and samples."""
+    dims = reader.nest.parallel
+    along = {dims[i] for rows, columns in sides for i in rows | columns}
+    return bool(along) and along.isdisjoint(dims_of_load(load))
