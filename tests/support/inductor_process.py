@@ -105,7 +105,7 @@ def main(name: str, options: Sequence[str]) -> None:
     try:
         torch.compile(program, backend="flashlight", dynamic=dynamic)(*args)
     except Exception as error:  # there is nothing to launch on
-        sys.stderr.write(f"{type(error).__name__}: {error}\n"[:500])
+        sys.stderr.write(f"{type(error).__name__}: {error}\n"[:1500])
     wrapper = next(t for t in reversed(written) if "async_compile" in t)
     sys.stdout.write(f"<<<{wrapper}>>>")
 

@@ -23,6 +23,7 @@ from flashlight.capture.normalize import (
     why_not_graph,
     widen_positions,
 )
+from flashlight.capture.parts import mark_concatenations
 from flashlight.capture.record import Record, Taken, warn_once
 from flashlight.capture.regions import Finder
 from flashlight.capture.specialize import features_of, specialize
@@ -89,6 +90,7 @@ def capture(graph: torch.fx.Graph, options: Options) -> Record:
     shield_softmax(graph)
     if found.regions:
         write_out_frames(graph)
+        mark_concatenations(graph)
     record.publish(found)
     return found
 

@@ -10,7 +10,7 @@ of Inductor is private, so anything unexpected leaves the op call, which launche
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -50,12 +50,37 @@ class _Given:
         return any(names.intersection(x.get_mutation_names()) for x in results)
 
 
-def _given_in(graph: Any) -> dict[Any, _Given]:
-    """What the loops of a graph that Inductor lowers have given: kept on the graph, and for as long."""
-    if not hasattr(graph, "flashlight_given"):
-        graph.flashlight_given = {}
-    found: dict[Any, _Given] = graph.flashlight_given
-    return found
+@dataclass
+class Known:
+    """What is known of a graph that Inductor lowers: kept on the graph, and for as long.
+
+    Attributes:
+        given: what loops have given, by all that it depends on.
+        unread: names of results in buffers of Inductor's that no kernel of ours reads, of one region each.
+    """
+
+    given: dict[Any, _Given] = field(default_factory=dict)
+    unread: set[str] = field(default_factory=set)
+
+    def forget(self, name: str) -> None:
+        """A result is about to lie elsewhere: no other region may have it."""
+        self.unread.discard(name)
+        self.given = {
+            key: given
+            for key, given in self.given.items()
+            if all(x.get_name() != name for x in given.tensors)
+        }
+
+
+def known_of() -> Known:
+    """What is known of the graph that is being lowered."""
+    from torch._inductor.virtualized import V
+
+    graph: Any = V.graph
+    if not hasattr(graph, "flashlight_known"):
+        graph.flashlight_known = Known()
+    known: Known = graph.flashlight_known
+    return known
 
 
 def register() -> None:
@@ -147,13 +172,15 @@ class _Expansion:
         """
         from torch._inductor.virtualized import V
 
-        given = _given_in(V.graph)
+        known = known_of()
         step = self.steps[number]
         names = [g.name for g in step.loop.gives]
         reads = tuple(self.place(b.name) for b in plan.kernel.reads)
         key = (step.text, plan.source.text, reads, tuple(map(str, self.sizes.values())))
-        if key in given and not given[key].is_written_since(reads):
-            self.tensors.update(zip(names, given[key].tensors, strict=True))
+        given = known.given.get(key)
+        if given is not None and not given.is_written_since(reads):
+            self.tensors.update(zip(names, given.tensors, strict=True))
+            known.unread -= {x.get_name() for x in given.tensors}
             return
         if plan.schedule.consumers and not self.direct:
             self.call_op(number)
@@ -162,9 +189,12 @@ class _Expansion:
                 self.tensors[g.name] = self.empty(shapes[g.name], TORCH_TYPES[g.dtype])
             if self.direct:
                 self.call(number)
+                read = {b.name for step in self.steps for b in step.kernel.reads}
+                known.unread |= {self.tensors[n].get_name() for n in names if n not in read}
             else:
                 self.record(plan)
-        given[key] = _Given([self.tensors[name] for name in names], len(V.graph.operations))
+        results = [self.tensors[name] for name in names]
+        known.given[key] = _Given(results, len(V.graph.operations))
 
     def call(self, number: int) -> None:
         """The results of a loop by a call of ours in Inductor's Python code."""

@@ -594,10 +594,16 @@ class GpuExecutable:
     def first_into(
         self, number: int, tensors: Sequence[torch.Tensor], sizes: Sequence[int]
     ) -> Launch | None:
-        """Run one loop on what its kernel reads and what it is to write; returns how to do so again."""
+        """Run one loop on what its kernel reads and what it is to write; returns how to do so again.
+
+        What it is to write may have another shape, where it is part of something else.
+        """
         step = self.steps[number]
         known = {s.name: int(n) for s, n in zip(self.program.sizes, sizes, strict=True)}
-        return step.launch(dict(zip(step.tensors, tensors, strict=True)), known)
+        found = dict(zip(step.tensors, tensors, strict=True))
+        for b in step.kernel.writes:
+            found[b.name] = found[b.name].view([evaluate(n, known) for n in b.shape])
+        return step.launch(found, known)
 
     @property
     def precision(self) -> Precision:
