@@ -74,6 +74,35 @@ def test_same_values(fn: Callable[..., Any], dynamic: bool) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+def loss_of_classes(q: T, k: T, v: T, w: T, y: T) -> T:
+    merged = attention(q, k, v).transpose(1, 2).reshape(80, 64)
+    return torch.nn.functional.cross_entropy(merged @ w.mT, y)
+
+
+def beside_a_gate(q: T, k: T, v: T, w: T, y: T) -> T:
+    """Rows of a layer norm that are attention, projected, and values gated by a softmax along another axis."""
+    a = attention(q, k, v).transpose(1, 2).reshape(2, 40, 64)
+    x = q.transpose(1, 2).reshape(2, 40, 64)
+    gated = x.mT * torch.softmax(torch.nn.functional.linear(x.mT, w[:40, :40]), -1)
+    mixed = gated.mT + torch.nn.functional.linear(a, w[:64])
+    return torch.nn.functional.layer_norm(mixed, (64,))
+
+
+@pytest.mark.parametrize(("fn", "projections"), [(loss_of_classes, 0), (beside_a_gate, 1)])
+def test_attention_that_is_projected_in_another_region_is_computed_once(
+    fn: Callable[..., Any], projections: int
+) -> None:
+    """The other region begins with attention's result, although eager's next step is to copy it into another layout."""
+    g = torch.Generator().manual_seed(0)
+    w, y = torch.randn(900, 64, generator=g) / 8, torch.randint(0, 900, (80,), generator=g)
+    args = Q, K, V, w, y
+    graph, record = captured(fn, *args)
+    assert record.regions
+    left = [n for n in graph.nodes if n.target is torch.ops.aten.bmm.default]
+    assert len(left) == projections
+    torch.testing.assert_close(run(graph, *args), fn(*args), rtol=1e-5, atol=1e-5)
+
+
 def test_one_program_for_other_sizes() -> None:
     graph, _ = captured(attention, Q, K, V, dynamic=True)
     q, k, v = torch.randn(3, 5, 7, 16), torch.randn(3, 5, 90, 16), torch.randn(3, 5, 91, 16)

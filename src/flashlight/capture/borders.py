@@ -96,6 +96,11 @@ class Borders:
         is_pair = name in region.paired
         return bool(outside) and (not is_pair or any(n.op == "output" for n in outside))
 
+    def read_by(self, region: Region) -> set[str]:
+        """Names of what members read and are not: cells that are computed elsewhere, and leaves of the graph."""
+        read = {load.buffer.name for n in region.members for load in self.cells[n].loads()}
+        return read - region.members
+
     def derived(self, region: Region) -> set[str]:
         """Members that are computed from a closer: everything else is absorbed, and also computed outside if read there."""
         found = set(region.closers)

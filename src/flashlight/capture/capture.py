@@ -5,7 +5,7 @@ Transactional: everything that may fail happens before the graph is touched.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import lru_cache
 
 import torch
@@ -72,11 +72,12 @@ def capture(graph: torch.fx.Graph, options: Options) -> Record:
     lifter, hints = finder.lifter, finder.hints
     found.refusals.extend(finder.refusals)
     splices: list[tuple[Splice, Taken]] = []
+    read = {name for region in regions for name in finder.borders.read_by(region)}
     for number, region in enumerate(regions):
         with trace.region(f"region{number}"):
-            result = _tried(region, lifter, hints, options)
+            result = _tried(region, lifter, hints, read, options)
             for less in finder.smaller(region) if isinstance(result, Refusal) else ():
-                other = _tried(less, lifter, hints, options)
+                other = _tried(less, lifter, hints, read, options)
                 if not isinstance(other, Refusal):
                     result = other
                     break
@@ -107,13 +108,13 @@ def _find(graph: torch.fx.Graph) -> tuple[Finder, list[Region]]:
 
 
 def _tried(
-    region: Region, lifter: Lifter, hints: Mapping[str, int], options: Options
+    region: Region, lifter: Lifter, hints: Mapping[str, int], read: Set[str], options: Options
 ) -> tuple[Splice, Taken] | Refusal:
-    """A compiled region. An error of ours costs this region only, unless `strict`."""
+    """A compiled region; `read`: names of cells that regions read. An error of ours costs this region only, unless `strict`."""
     cell = region.roots[-1]
     where = user_line(cell.tensors[0]) or cell.name
     try:
-        return _compile(emit(region, lifter, hints), lifter, hints, options)
+        return _compile(emit(region, lifter, hints, read), lifter, hints, options)
     except TooLargeError as error:
         return Refusal("too-large", str(error), where)
     except Exception as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -52,9 +52,11 @@ class Emitted:
     outputs: tuple[Output, ...]
 
 
-def emit(region: Region, lifter: Lifter, hints: Mapping[str, int]) -> Emitted:
-    """The program of a region."""
-    return _Emitter(region, lifter, hints).run()
+def emit(
+    region: Region, lifter: Lifter, hints: Mapping[str, int], read: Set[str] = frozenset()
+) -> Emitted:
+    """The program of a region; `read`: names of cells that regions read and do not compute."""
+    return _Emitter(region, lifter, hints, read).run()
 
 
 def emit_nodes(nodes: Sequence[Node], lifter: Lifter, hints: Mapping[str, int]) -> Emitted:
@@ -73,8 +75,15 @@ class _Place:
 
 
 class _Emitter:
-    def __init__(self, region: Region, lifter: Lifter, hints: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        region: Region,
+        lifter: Lifter,
+        hints: Mapping[str, int],
+        read: Set[str] = frozenset(),
+    ) -> None:
         self.region = region
+        self.read = read
         self.lifter = lifter
         self.hints = hints
         self.inputs: dict[str, tuple[Buffer, Node]] = {}
@@ -227,6 +236,8 @@ class _Emitter:
         best = _Place(node, value, self._memory_order(node))
         if len(root.tensors) > 1 or len(readers(root, self.lifter)) != 1:
             return best
+        if root.name in self.read:
+            return best  # views of the tensor itself, and not the copy, are what another region begins with
         while len(node.users) == 1:
             (user,) = node.users
             found = self.lifter.values.get(user)
