@@ -308,6 +308,23 @@ def test_scale_and_masks_go_in_and_rope_stays_out() -> None:
     assert inputs == ["cat", "cat", "placeholder", "placeholder"]
 
 
+def test_positions_may_be_rows_or_columns() -> None:
+    """Frames of speech by the middles of phonemes, and windows around centres that queries choose."""
+
+    def upsampled(middles: T, widths: T, h: T) -> T:
+        at = torch.arange(400, dtype=h.dtype) + 0.5
+        far = (at[None, :, None] - middles[:, None]) / widths[:, None]
+        return torch.softmax(-(far**2), -1) @ h
+
+    def windowed(centres: T, widths: T, h: T) -> T:
+        at = torch.arange(90, dtype=h.dtype)
+        return torch.softmax(-(at - centres[..., None]).abs() / widths[..., None], -1) @ h
+
+    for fn, count in ((upsampled, 90), (windowed, 400)):
+        middles, widths = r(2, count), r(2, count).abs() + 1
+        assert found(fn, middles, widths, r(2, 90, 16)) == (1, [])
+
+
 def test_what_is_one_number_for_all_pairs_of_a_head_is_no_kernel_of_its_own() -> None:
     def fn(q: T, k: T, v: T, t: T, x: T) -> T:
         cosines = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT

@@ -551,20 +551,19 @@ class Pairs:
         return True
 
     def _outer_product(self, cell: Cell) -> Pair | None:
-        """The pair of a broadcasting pointwise op, if the result is larger than everything it reads."""
+        """The pair of a broadcasting pointwise op, if the result is larger than everything it reads: of data, one side may be positions."""
         if not cell.is_pointwise or not cell.dtype.is_float:
             return None
-        data = [
-            load
-            for load in cell.loads()
-            if load.buffer.name in self._data(cell) and load.buffer.dtype.is_float
-        ]
+        known = self._data(cell)
+        read = [load for load in cell.loads() if load.buffer.dtype.is_float]
+        data = [load for load in read if load.buffer.name in known]
+        positions = [load for load in read if load.buffer.name not in known]
         size = self.count(cell.name)
-        if any(self.count(load.buffer.name) >= size for load in data):
+        if any(self.count(load.buffer.name) >= size for load in read):
             return None
         places = {d: n for n, d in enumerate(cell.nest.parallel)}
         for n, first in enumerate(data):
-            for second in data[n + 1 :]:
+            for second in (*data[n + 1 :], *positions):
                 a, b = dims_of_load(first), dims_of_load(second)
                 if a - b and b - a:
                     rows = frozenset(places[d] for d in a - b)
