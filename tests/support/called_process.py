@@ -50,12 +50,19 @@ PROGRAMS: dict[str, Program] = {
     "heads": lambda q, k, v, x, y: torch.cat([attention(q, k, v), v.exp()], 1),
     "before a function": lambda q, k, v, x, y: torch.cat([merged(q, k, v), x], -1).relu(),
     "of another type": lambda q, k, v, x, y: torch.cat([merged(q, k, v), x.double()], -1),
-    "beside nothing": lambda q, k, v, x, y: torch.cat([merged(q, k, v), torch.empty(0)], -1),
+    "beside nothing": lambda q, k, v, x, y: torch.cat([merged(q, k, v), q.new_empty(0)], -1),
     "transposed": lambda q, k, v, x, y: torch.cat([merged(q, k, v).mT, x.mT], 1),
     "twice": twice,
     "returned": returned,
     "alike": alike,
 }
+
+
+def arguments(device: str, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(BATCH, HEADS, LENGTH, WIDTH)] * 3 + [(BATCH, LENGTH, OTHER)]
+    shapes.append((BATCH, 7, HEADS * WIDTH))
+    return [torch.randn(s, generator=generator).to(device, dtype) for s in shapes]
 
 
 def main() -> None:
@@ -78,10 +85,7 @@ def main() -> None:
     LoopCall.first = noted  # type: ignore[method-assign]
     op.executable = capture.executable = executable
     lowering.DEVICES = ("cpu",)
-    generator = torch.Generator().manual_seed(0)
-    shapes = [(BATCH, HEADS, LENGTH, WIDTH)] * 3 + [(BATCH, LENGTH, OTHER)]
-    shapes.append((BATCH, 7, HEADS * WIDTH))
-    args = [torch.randn(s, generator=generator) for s in shapes]
+    args = arguments("cpu")
     found = {}
     for name, program in PROGRAMS.items():
         for dynamic in (False, True):
