@@ -15,6 +15,7 @@ import sympy
 import torch
 import torch.fx
 
+from flashlight import trace
 from flashlight.capture import lowering
 from flashlight.runtime import op
 
@@ -60,12 +61,15 @@ def concatenate(parts: Sequence[Any], dim: int = 0) -> Any:
     from torch._inductor.lowering import lowerings
     from torch._inductor.virtualized import V
 
-    nodes: Any = V.graph.current_node.args[0]
-    moved = [
-        _movable(x, parts, dim) if _is_result(n) and nodes.count(n) == 1 else x
-        for n, x in zip(nodes, parts, strict=True)
-    ]
-    return lowerings[aten.cat.default](moved, dim)
+    try:
+        nodes: Any = V.graph.current_node.args[0]
+        parts = [
+            _movable(x, parts, dim) if _is_result(n) and nodes.count(n) == 1 else x
+            for n, x in zip(nodes, parts, strict=True)
+        ]
+    except Exception as error:  # what this needs of Inductor is private
+        trace.say(1, "parts", "results are copied: %s: %s", type(error).__name__, error)
+    return lowerings[aten.cat.default](parts, dim)
 
 
 concatenate._inductor_lowering_function = True  # type: ignore[attr-defined]
@@ -86,8 +90,7 @@ def _movable(part: Any, parts: Sequence[Any], dim: int) -> Any:
         return part
     if any(x.get_dtype() != part.get_dtype() for x in parts):
         return part  # it is cast on its way
-    strides = _strides(parts, dim)
-    if strides is None or not _is_view_of(buffer.get_size(), size, strides):
+    if not _has_known_strides(parts, dim) or not _is_split(size, buffer.get_size()):
         return part
     known.forget(buffer.get_name())
     buffer.data = replace(buffer.data, ranges=[0] * len(size))
@@ -95,26 +98,24 @@ def _movable(part: Any, parts: Sequence[Any], dim: int) -> Any:
     return ir.TensorBox(ir.StorageBox(buffer))
 
 
-def _strides(parts: Sequence[Any], dim: int) -> list[int] | None:
-    """Of the concatenation, if they are known: a kernel that was launched once is not asked again for other strides."""
-    sizes = [list(x.get_size()) for x in parts]
+def _has_known_strides(parts: Sequence[Any], dim: int) -> bool:
+    """Whether the strides of a concatenation are numbers: a kernel that was launched once is not asked again for other strides."""
+    sizes = [x.get_size() for x in parts]
     if len({len(s) for s in sizes}) != 1:
-        return None  # an empty tensor of one axis counts for nothing
-    dim %= len(sizes[0])
-    total = [sum(s[dim] for s in sizes) if n == dim else sizes[0][n] for n in range(len(sizes[0]))]
-    strides = [1]
-    for n in reversed(total[1:]):
-        if not isinstance(n, int | sympy.Integer):
-            return None
-        strides.insert(0, strides[0] * int(n))
-    return strides
+        return False  # an empty tensor of one axis counts for nothing
+    return all(isinstance(n, int | sympy.Integer) for s in sizes for n in s[1:])
 
 
-def _is_view_of(shape: Sequence[Any], size: Sequence[Any], strides: Sequence[int]) -> bool:
-    """Whether memory of a size and strides can be looked at in the shape that a kernel writes."""
-    there = torch.empty_strided([lowering.hint(n) for n in size], strides, device="meta")
-    try:
-        there.view([lowering.hint(n) for n in shape])
-    except RuntimeError:
-        return False
-    return True
+def _is_split(size: Sequence[Any], shape: Sequence[Any]) -> bool:
+    """Whether a shape splits axes of a size, so that any strides can be looked at in it."""
+    from torch._inductor.virtualized import V
+
+    is_equal = V.graph.sizevars.statically_known_equals
+    left = list(shape)
+    for n in size:
+        product = sympy.Integer(1)
+        while left and not is_equal(product, n):
+            product *= left.pop(0)
+        if not is_equal(product, n):
+            return False
+    return all(is_equal(n, 1) for n in left)

@@ -156,7 +156,7 @@ class Finder:
             sure = [r for r in sure if self._is_large(r) and self._is_softmax(r, pairs)]
         escaped = {n for r in sure for n in self._aside(r, pairs, held)}
         taken = [r for r in sure if not escaped & r.paired and not self._escapes(r, pairs, held)]
-        taken = self._contained(found, taken, pairs)
+        taken = self._contained(taken, [*found, *late], pairs)
         self._leave_results([*found, *taken])
         found += [*taken, *self.growth.biases(taken, pairs)]
         if not pairs.weights:
@@ -369,10 +369,12 @@ class Finder:
             self._refuse_node(region, *escape)
         return escape is not None
 
-    def _contained(self, found: list[Region], taken: list[Region], pairs: Pairs) -> list[Region]:
-        """Those to be taken without any whose scores only a region that is not taken would have kept from memory."""
+    def _contained(self, taken: list[Region], others: list[Region], pairs: Pairs) -> list[Region]:
+        """Those to be taken without any whose scores only a region that is neither taken nor among `others` would have kept from
+        memory.
+        """
         while True:
-            held = {name for r in (*found, *taken) for name in r.members}
+            held = {name for r in (*taken, *others) for name in r.members}
             kept = [r for r in taken if not self._escapes(r, pairs, held)]
             if len(kept) == len(taken):
                 return kept
