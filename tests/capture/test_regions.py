@@ -325,6 +325,23 @@ def test_positions_may_be_rows_or_columns() -> None:
         assert found(fn, middles, widths, r(2, 90, 16)) == (1, [])
 
 
+def test_products_beside_sums_of_two_numbers_are_scores() -> None:
+    """Weights of graph attention, or of distances, times a gate that is a product of the same rows: all matrices, as weights are."""
+
+    def graph_attention(a: T, b: T, x: T, z: T) -> T:
+        p = F.leaky_relu(a[:, None] + b[None], 0.2).softmax(-1)
+        return (p * torch.sigmoid(x @ z.mT)) @ z
+
+    def expected_score(a: T, b: T, x: T, z: T) -> T:
+        p = (-((a[:, None] - b[None]) ** 2)).softmax(-1)
+        return (p * (x @ z.mT)).sum(-1)
+
+    args = r(512), r(384), r(512, 16), r(384, 16)
+    for fn in (graph_attention, expected_score):
+        emitted = program_of(fn, *args)
+        assert all(n.op == "placeholder" for n in emitted.inputs)
+
+
 def test_what_is_one_number_for_all_pairs_of_a_head_is_no_kernel_of_its_own() -> None:
     def fn(q: T, k: T, v: T, t: T, x: T) -> T:
         cosines = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT

@@ -222,7 +222,10 @@ class Growth:
         scores = [n for n in region.paired if of[n].origin and of[n].contraction]
         most = max(map(self.borders.count, scores), default=0)
         is_one_each = self.borders.count(cell.name) >= most
-        if region.is_weak or region.less > 1 or not is_one_each or self._is_shared(cell, region):
+        is_projected = region.is_weak and bool(
+            scores
+        )  # and not the sums or distances of two numbers
+        if is_projected or region.less > 1 or not is_one_each or self._is_shared(cell, region):
             return False
         inner = [(step, s) for step, s in self._products(cell, sides) if s]
         return bool(inner) and all(region.pairs.is_product_of(*args) for args in inner)
