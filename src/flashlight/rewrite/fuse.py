@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Set
 from dataclasses import replace
 from functools import lru_cache
 
@@ -109,13 +109,17 @@ def _demote(reader: Nest, body: Expr, done: dict[str, Nest], outputs: set[str]) 
 
 def _demote_once(reader: Nest, body: Expr, done: dict[str, Nest], outputs: set[str]) -> Expr:
     candidates = [c for c in loads(body) if is_flat_contraction(done.get(c.buffer.name))]
+    if not candidates:
+        return body
+    paired = {d for c in candidates for i in c.index for d in free_dims(i)}
+    paired |= {d for node in walk(body) if isinstance(node, Reduce) for d in free_dims(node)}
 
     def rule(load: Load) -> Expr | None:
         nest = done.get(load.buffer.name)
         if nest is None or not is_flat_contraction(nest):
             return None
         is_output = nest.name in outputs
-        if not is_demoted(nest, load, reader, body, candidates, stored=done, is_output=is_output):
+        if not is_demoted(nest, load, reader, paired, stored=done, is_output=is_output):
             return None
         return value_at(nest, load.index)
 
@@ -148,13 +152,13 @@ def is_demoted(
     nest: Nest,
     load: Load,
     reader: Nest,
-    body: Expr,
-    candidates: list[Load],
+    paired: Set[Dim],
     *,
     stored: Container[str] = (),
     is_output: bool = False,
 ) -> bool:
-    """Whether the contraction `nest` is recomputed inside `reader` instead of being stored.
+    """Whether the contraction `nest` is recomputed inside `reader` instead of being stored; `paired`: dims on which contractions of
+    the reader depend.
 
     It is when the reader reduces over a dim on which the element read depends, and nothing is computed twice: every parallel dim
     of the reader that the element does not depend on is one that no contraction of the reader depends on either (a value's
@@ -171,8 +175,6 @@ def is_demoted(
     if not index_dims & reduced:
         return is_joint(nest) and not _may_share(nest, reader) and is_cheaper_than_read(nest)
     missing = set(reader.parallel) - index_dims
-    paired = {d for c in candidates for i in c.index for d in free_dims(i)}
-    paired |= {d for node in walk(body) if isinstance(node, Reduce) for d in free_dims(node)}
     columns = {d for d, i in zip(nest.parallel, load.index, strict=True) if free_dims(i) & reduced}
     read = Read(nest, frozenset(columns), elements(missing & paired))
     if read.reads_again(stored):
