@@ -102,6 +102,8 @@ def captured(text: str) -> Verdict:
         _note(verdict, record)
         verdict.standing = _stands(traced.graph)
         for args in calls:
+            if not _is_guarded_for(traced, args):
+                continue  # torch.compile would compile anew
             got = traced(*args)
             verdict.failure = difference(module.fn, args, got, traced)
             if verdict.failure:
@@ -126,6 +128,19 @@ def _traced(module: types.ModuleType, args: Sequence[Any]) -> torch.fx.GraphModu
             node.replace_all_uses_with(node.args[1])
     traced.graph.eliminate_dead_code()
     return traced
+
+
+def _is_guarded_for(traced: torch.fx.GraphModule, args: Sequence[Any]) -> bool:
+    """Whether a graph holds for arguments, by the guards that tracing and capturing have left."""
+    given: dict[Any, int] = {}
+    guards: list[Any] = []
+    for node, arg in zip(traced.graph.find_nodes(op="placeholder"), args, strict=True):
+        for size, n in zip(getattr(node.meta["val"], "shape", ()), arg.shape, strict=True):
+            if isinstance(size, torch.SymInt):
+                guards = size.node.shape_env.guards
+                if size.node._expr.is_Symbol:
+                    given[size.node._expr] = n
+    return not any(guard.expr.subs(given) == False for guard in guards)  # noqa: E712
 
 
 def compiled(text: str) -> Verdict:
