@@ -370,12 +370,14 @@ class Finder:
         return escape is not None
 
     def _contained(self, taken: list[Region], others: list[Region], pairs: Pairs) -> list[Region]:
-        """Those to be taken without any whose scores only a region that is neither taken nor among `others` would have kept from
-        memory.
+        """Those to be taken, without any of products with weights whose results only a region that is neither taken nor among
+        `others` would have kept from memory: Inductor computes them anyway.
         """
         while True:
             held = {name for r in (*taken, *others) for name in r.members}
-            kept = [r for r in taken if not self._escapes(r, pairs, held)]
+            kept = [
+                r for r in taken if not r.is_weak or self._escape(r.paired, pairs, held) is None
+            ]
             if len(kept) == len(taken):
                 return kept
             taken = kept
